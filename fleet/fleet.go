@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package fleet answers: what do we know of the pools and their endpoints?
+//
+// What sources tell is a [Snapshot]: built whole, published by one atomic store and
+// never changed. What we count ourselves is a [Load], which belongs to one
+// incarnation of an endpoint and is shared by all snapshots that name it.
+package fleet
+
+import (
+	"time"
+)
+
+// ID names an endpoint or a pool: its namespace and its name.
+type ID struct {
+	Namespace, Name string
+}
+
+// String renders the ID as namespace/name.
+func (id ID) String() string { return id.Namespace + "/" + id.Name }
+
+// Compare orders IDs by namespace, then name.
+func (id ID) Compare(o ID) int {
+	if id.Namespace != o.Namespace {
+		if id.Namespace < o.Namespace {
+			return -1
+		}
+		return 1
+	}
+	if id.Name < o.Name {
+		return -1
+	}
+	if id.Name > o.Name {
+		return 1
+	}
+	return 0
+}
+
+// Signal is a value somebody told us, with the time at which it was true.
+// The zero Signal is absent: nobody ever told.
+type Signal struct {
+	Value float64
+	At    time.Time
+}
+
+// Fresh reports whether the signal is present and not older than limit at now.
+// What is not fresh is unknown, which is neither idle nor full.
+func (s Signal) Fresh(now time.Time, limit time.Duration) bool {
+	return !s.At.IsZero() && now.Sub(s.At) <= limit
+}
+
+// Reading is one look at an endpoint's metrics page.
+type Reading struct {
+	// Waiting and Running count requests in the engine.
+	Waiting, Running Signal
+	// KVUsage is the used share of the KV cache, 0 to 1.
+	KVUsage Signal
+	// BlockSize is the engine's KV block in tokens, NumBlocks how many it has; 0 when not told.
+	BlockSize, NumBlocks int
+	// Adapters lists LoRA adapters that run, Queued those that wait, MaxAdapters how many fit.
+	Adapters, Queued []string
+	MaxAdapters      int
+	// Seen is [Load.Sent] as it stood when the page was asked for: what was
+	// dispatched later cannot show in this reading.
+	Seen int64
+}
+
+// Endpoint is one ip:port that serves a model, as one snapshot shows it.
+// It is never changed after it is published.
+type Endpoint struct {
+	ID
+	// Address is host:port, IPv6 in brackets; what is dialled and what Envoy is told.
+	Address string
+	// Scrape is the host:port of the metrics page; usually Address.
+	Scrape string
+	Labels map[string]string
+	// Models are the names this endpoint's /v1/models listed, adapters included;
+	// nil until it was told.
+	Models []string
+	// Reading is what its metrics page last said.
+	Reading
+	// Load is what we count for this incarnation.
+	Load *Load
+}
+
+// Pool is a set of endpoints that serve alike: an InferencePool with what belongs to it.
+type Pool struct {
+	ID
+	// Endpoints are sorted by ID.
+	Endpoints []*Endpoint
+	// H2C tells to speak HTTP/2 without TLS to the endpoints (appProtocol kubernetes.io/h2c).
+	H2C bool
+	// Objectives maps InferenceObjective names to priorities, higher first.
+	Objectives map[string]int
+	// Picker names the EndpointPickerConfig that decides for this pool.
+	Picker string
+}
+
+// Endpoint returns the pool's endpoint at the address host:port, or nil.
+func (p *Pool) Endpoint(address string) *Endpoint {
+	for _, e := range p.Endpoints {
+		if e.Address == address {
+			return e
+		}
+	}
+	return nil
+}
+
+// Snapshot is all we were told, at one moment. Pools are sorted by ID.
+type Snapshot struct {
+	Pools []*Pool
+	// Version grows by one with each publication.
+	Version uint64
+}
+
+// Pool returns the pool of that ID, or nil.
+func (s *Snapshot) Pool(id ID) *Pool {
+	for _, p := range s.Pools {
+		if p.ID == id {
+			return p
+		}
+	}
+	return nil
+}

@@ -1,0 +1,3 @@
+module github.com/penstock-project/penstock
+
+go 1.26

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package observe
+
+import (
+	"time"
+)
+
+// End says how a request ended.
+type End string
+
+// The ends of a request.
+const (
+	Complete   End = "complete"          // the whole answer was passed on
+	ClientLeft End = "client-disconnect" // the client went away first
+	Broken     End = "error"             // the endpoint or the proxy broke off
+	Refused    End = "refused"           // we answered ourselves; Reason and Status say why
+	Evicted    End = "evicted"           // taken back after dispatch
+)
+
+// Labels are the request's identity in metrics: the label set M of the contract
+// (model_name, target_model_name, fairness_id, priority).
+type Labels struct {
+	Model, Target, Tenant string
+	Priority              int
+}
+
+// Unknown is the value of a token count that nobody told.
+const Unknown = -1
+
+// Part is one scorer's share of the winner's total.
+type Part struct {
+	Scorer string
+	Score  float64 // before its weight, 0 to 1
+	Weight float64
+}
+
+// Outcome is all that is worth telling of one request when it ended.
+// Durations are zero when the request did not get that far. No prompt text.
+type Outcome struct {
+	Labels
+	ID                                 string
+	Door                               string // proxy or extproc
+	API                                string
+	Path                               string // without its query
+	Pool                               string // namespace/name
+	Endpoint                           string // namespace/name
+	Address                            string // ip:port that served, or was chosen
+	Stream                             bool
+	End                                End
+	Status                             int    // HTTP status that the client saw
+	Reason                             string // x-llm-d-request-dropped-reason, when refused
+	Message                            string // why it was refused or broke
+	Start                              time.Time
+	Body                               time.Duration // until the request body was complete
+	Queue                              time.Duration // waiting in flow control
+	Schedule                           time.Duration // filters, scorers, picker
+	Decision                           time.Duration // from complete body to decision, queue excluded
+	TTFT                               time.Duration // from Start to the first token
+	Last                               time.Duration // from Start to the last token
+	Duration                           time.Duration // from Start to the end
+	Candidates                         int
+	Score                              float64 // the winner's total
+	Parts                              []Part
+	Retries                            int
+	Events                             int // SSE events with output
+	RequestBytes, ResponseBytes        int64
+	PromptTokens, OutputTokens, Cached int // as the engine reported, Unknown when it did not
+	EstimatedTokens, PredictedCached   int // as we estimated before dispatch
+}
