@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package config answers: what did the operator write?
+//
+// [Load] reads files and folders of manifests strictly, reports everything that is wrong at
+// once with file and line, fills in the defaults and binds the documents to each other.
+// It imports no package that decides anything: which plugin types exist beyond their names is
+// told by [Options].
+package config
+
+import (
+	"github.com/penstock-project/penstock/api"
+)
+
+// Options tell what config cannot know itself. The zero value takes every plugin type of the
+// catalogue as active and leaves parameters unread.
+type Options struct {
+	// Active reports whether this build acts on a plugin type, or on one of the features named
+	// in [Features]. What is not active is accepted with a warning that names it.
+	Active func(name string) bool
+	// Validate makes a plugin of an active type to see whether its parameters are right; it is
+	// what plugin.Set's New does. It returns the error of decode unchanged.
+	Validate func(typ string, decode func(any) error) error
+	// Namespace is given to objects that name none; "default" when empty.
+	Namespace string
+}
+
+// Config is everything the operator wrote, with defaults, bound together. It is not changed
+// after it is returned. All lists are in the order of the files, and within a file of the lines.
+type Config struct {
+	// Pools are the InferencePools.
+	Pools []*Pool
+	// Pickers are the EndpointPickerConfigs.
+	Pickers []*Picker
+	// Objectives are the InferenceObjectives; pools hold them by name, too.
+	Objectives []Objective
+	// Penstock is our own document, or its defaults.
+	Penstock api.PenstockSpec
+	// Endpoints are the files that hold lists of endpoints.
+	Endpoints []EndpointFile
+	// Files and Folders are the absolute paths that were read, to be watched.
+	Files, Folders []string
+	// Warnings are the problems that did not keep the configuration from being used.
+	Warnings []Problem
+}
+
+// Pool is an InferencePool.
+type Pool struct {
+	Namespace, Name string
+	Labels          map[string]string
+	// Selector holds labels that must all match an endpoint's.
+	Selector    map[string]string
+	TargetPorts []int
+	// H2C tells to speak HTTP/2 without TLS to the endpoints.
+	H2C bool
+	// PickerRef is endpointPickerRef.name, PickerPort its port, 0 when not given.
+	PickerRef  string
+	PickerPort int
+	// FailOpen tells what the data plane does when the picker fails.
+	FailOpen bool
+	// Picker decides for this pool; never nil.
+	Picker *Picker
+	// Objectives are the priorities by objective name.
+	Objectives map[string]int
+	// File and Line are where it was written.
+	File string
+	Line int
+}
+
+// Objective is an InferenceObjective.
+type Objective struct {
+	Namespace, Name string
+	Priority        int
+	// PoolRefs and PoolSelector tell to which pools it belongs: those that either names.
+	PoolRefs     []string
+	PoolSelector *api.LabelSelector
+	File         string
+	Line         int
+}
+
+// Picker is an EndpointPickerConfig with its defaults filled in.
+type Picker struct {
+	// Namespace and Name are empty for a document without metadata.
+	Namespace, Name string
+	// Gates are the feature gates that this configuration switches on or off, defaults included.
+	Gates Gates
+	// Plugins are the declared plugins, then those that defaults added.
+	Plugins []*Plugin
+	// Profiles have at least one member each; a profile ends with exactly one picker.
+	Profiles []Profile
+	// Handler is the profile handler.
+	Handler *Plugin
+	// Discovery is the plugin that tells of endpoints, nil for none; Files its file when it is
+	// file-discovery.
+	Discovery *Plugin
+	File      *FileDiscovery
+	// DataLayer, FlowControl and Parsers are as written, under v1's keys; nil when not written.
+	DataLayer   *api.DataLayer
+	FlowControl *api.FlowControl
+	Parsers     []*Plugin
+	// Source and Line are where the document was written; Source is empty for the default.
+	Source string
+	Line   int
+}
+
+// Gates are the feature gates.
+type Gates struct {
+	FlowControl                  bool // default off
+	HAPopulateNonLeaderDatastore bool // default on
+}
+
+// FileDiscovery are the parameters of file-discovery.
+type FileDiscovery struct {
+	// Path is the file with the list of endpoints: in the working directory or, when it is not
+	// there, beside the document that names it.
+	Path string `json:"path"`
+	// WatchFile tells to follow changes.
+	WatchFile bool `json:"watchFile"`
+}
+
+// Plugin is a declared plugin.
+type Plugin struct {
+	// Name is unique in its picker; Type is what it is.
+	Name, Type string
+	// Active tells that this build acts on it.
+	Active bool
+	// Implied tells that a default added it.
+	Implied bool
+
+	decode func(any) error
+}
+
+// Decode writes the parameters into v, a pointer to a struct that holds the defaults. The
+// error lists every problem with file and line.
+func (p *Plugin) Decode(v any) error {
+	if p.decode == nil {
+		return nil
+	}
+	return p.decode(v)
+}
+
+// Profile is a scheduling profile.
+type Profile struct {
+	Name    string
+	Plugins []Ref
+}
+
+// Ref is a plugin's place in a profile.
+type Ref struct {
+	*Plugin
+	// Weight is a scorer's.
+	Weight float64
+}
+
+// EndpointFile is one file's list of endpoints.
+type EndpointFile struct {
+	// File is an absolute path.
+	File    string
+	Entries []EndpointEntry
+}
+
+// EndpointEntry is one endpoint of a list in llm-d's file-discovery format.
+type EndpointEntry struct {
+	Namespace, Name string
+	// Address is an IPv4 or IPv6 address without brackets, or a host name.
+	Address string
+	Port    int
+	Labels  map[string]string
+	Line    int
+}
+
+// Load reads files and folders. The Config is nil when a problem is an [Error].
+func Load(paths []string, o Options) (*Config, []Problem) { return nil, nil }
+
+// Text reads a configuration from a string, which problems call name.
+func Text(name, text string, o Options) (*Config, []Problem) { return nil, nil }
+
+// PickerFor is the configuration that decides for a pool of that namespace whose
+// endpointPickerRef.name is ref.
+func (c *Config) PickerFor(namespace, ref string) *Picker { return nil }
+
+// ParseEndpoints reads a list of endpoints. What is wrong with one entry is [Skipped]: the
+// others are returned.
+func ParseEndpoints(data []byte, file string) ([]EndpointEntry, []Problem) { return nil, nil }
