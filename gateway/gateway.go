@@ -8,19 +8,29 @@
 package gateway
 
 import (
-	"context"
+	"log/slog"
 	"net/netip"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock-project/penstock/fleet"
+	"github.com/penstock-project/penstock/flow"
 	"github.com/penstock-project/penstock/observe"
 	"github.com/penstock-project/penstock/request"
+	"github.com/penstock-project/penstock/sched"
 )
+
+// Cooldown is how long an endpoint that refused a connection is passed over while others
+// are left.
+const Cooldown = time.Second
 
 // Headers reads a request's or an answer's headers by lower-case name. Several values of one
 // name are joined by ", "; the empty string is "not there".
 type Headers interface {
 	Get(name string) string
+	// Names calls yield with each name that is there, lower case, until it returns false.
+	Names(yield func(name string) bool)
 }
 
 // Head is what a door knows of a request before its body.
@@ -33,6 +43,9 @@ type Head struct {
 	Subset    []string
 	HasSubset bool
 }
+
+// Header is one name and value.
+type Header struct{ Name, Value string }
 
 // Placement is where a request goes, and what to change on the way.
 type Placement struct {
@@ -48,57 +61,84 @@ type Placement struct {
 	Body *request.Body
 }
 
-// Header is one name and value.
-type Header struct{ Name, Value string }
-
-// Exchange is one request and the owner of all that it holds: memory, its place in a
-// queue, its share of an endpoint. A door calls, in order: Write for each piece of the
-// body, Place, then Answer, Pass for each piece of the answer, and End exactly once on
-// every exit path (further calls do nothing). One goroutine at a time, except that
-// Place ends early when its context does.
-type Exchange struct{ exchange }
-
-// API of a door, implemented in exchange.go:
-//
-//	func (g *Gateway) Begin(door string, h Head) *Exchange
-//	    starts an exchange. It never fails; what is wrong shows in Write or Place.
-//	func (x *Exchange) ID() string                      the request's id, taken from x-request-id or made
-//	func (x *Exchange) Body() *request.Body             the body so far
-//	func (x *Exchange) Write(p []byte) *Refusal         copies a piece of the body
-//	func (x *Exchange) Attach(p []byte, owner request.Freer) *Refusal  takes a piece without copying; owner.Free when done
-//	func (x *Exchange) Place(ctx) (*Placement, *Refusal) after the last piece (or none, for a request without body)
-//	func (x *Exchange) Next() *fleet.Endpoint           connecting to the current endpoint failed before a byte
-//	    of answer: moves the reservation to the next fallback and returns it, nil when none is left
-//	func (x *Exchange) Served(address string)           what the data plane says really served
-//	func (x *Exchange) Answer(status int, h Headers)    the answer's head
-//	func (x *Exchange) Pass(p []byte)                   a piece of the answer's body, not kept
-//	func (x *Exchange) Refuse(r *Refusal)               records that the door answered r itself
-//	func (x *Exchange) Fail(err error)                  the endpoint broke off
-//	func (x *Exchange) End(end observe.End)             releases everything and reports the outcome
-//	func (g *Gateway) Models() []string                 union of the models served, for GET /v1/models
-//	func (g *Gateway) Draining() bool
-
-// Refusal is an answer of our own instead of an endpoint's. It is a closed set of causes.
-type Refusal struct {
-	Status  int    // HTTP status
-	Reason  string // x-llm-d-request-dropped-reason, empty for client mistakes
-	Type    string // error.type of the OpenAI and Anthropic error object
-	Code    string // error.code, such as model_not_found
-	Message string // one sentence for a person; no addresses
-	Param   string
-	// RetryAfter is sent as Retry-After in whole seconds, when above zero.
-	RetryAfter time.Duration
+// Door is what one door does differently.
+type Door struct {
+	// Name appears in logs.
+	Name string
+	// Trust says whose control headers are heeded.
+	Trust Trust
+	// Strict refuses an unknown model also where there is one pool only.
+	Strict bool
 }
 
-// Error makes a Refusal an error.
-func (r *Refusal) Error() string { return r.Message }
+// Lane is what serves one pool: its gate, its profile, and the lock under which it scores and
+// reserves in one step.
+type Lane struct {
+	Gate    flow.Gate
+	Profile *sched.Profile
+	// Endpoints is how many endpoints the data plane is told: the pick and its fallbacks.
+	Endpoints int
 
-// methods implemented in refusal.go:
-//
-//	func (r *Refusal) JSON(api request.API) []byte     OpenAI-style, or Anthropic-style on its paths
-//	func (r *Refusal) Headers() []Header               content-type, dropped reason, retry-after
+	mu sync.Mutex
+}
 
-type exchange struct{}
+// Lanes are the lanes by pool.
+type Lanes map[fleet.ID]*Lane
 
-var _ = context.Background
-var _ observe.End
+// Options are what a Gateway is made of.
+type Options struct {
+	Store    *fleet.Store
+	Observer *observe.Observer
+	Log      *slog.Logger
+	// Memory holds all request bodies.
+	Memory *request.Memory
+	// MaxBody bounds one request body, in bytes, also after decoding.
+	MaxBody int64
+	// Stale is the age beyond which a signal counts as unknown.
+	Stale time.Duration
+	// Seed makes chance repeatable; 0 takes a random one.
+	Seed uint64
+}
+
+// Gateway serves requests. Its methods may be called from any goroutine.
+type Gateway struct {
+	Options
+	lanes    atomic.Pointer[Lanes]
+	seeds    atomic.Uint64
+	open     atomic.Int64
+	draining atomic.Bool
+	ignored  sync.Map // control headers that were ignored, said once
+	cycles   sync.Pool
+}
+
+// New returns a gateway without lanes, which refuses all.
+func New(o Options) *Gateway {
+	g := &Gateway{Options: o}
+	g.seeds.Store(o.Seed)
+	g.lanes.Store(&Lanes{})
+	g.cycles.New = func() any { return g.newCycle() }
+	o.Store.OnGone(func(gone []*fleet.Load) {
+		for _, l := range *g.lanes.Load() {
+			l.Profile.Gone(gone)
+		}
+	})
+	return g
+}
+
+// SetLanes replaces the lanes, as a whole. Requests that were placed keep theirs.
+func (g *Gateway) SetLanes(l Lanes) { g.lanes.Store(&l) }
+
+// Lanes are the lanes in force; not to be changed.
+func (g *Gateway) Lanes() Lanes { return *g.lanes.Load() }
+
+// Models returns the union of what the pools serve, sorted.
+func (g *Gateway) Models() []string { return g.Store.Load().Models() }
+
+// Open counts the exchanges that began and did not end.
+func (g *Gateway) Open() int64 { return g.open.Load() }
+
+// Drain says that we are leaving: readiness goes away, while requests are still served.
+func (g *Gateway) Drain() { g.draining.Store(true) }
+
+// Draining reports whether Drain was called.
+func (g *Gateway) Draining() bool { return g.draining.Load() }

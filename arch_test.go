@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package penstock
+
+import (
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/penstock-project/penstock"
+
+// rooms is the import table: which of our packages each room may import. What is not listed may not
+// be imported. Change it here, with the reason.
+var rooms = map[string][]string{
+	"":                {"*"}, // the root wires everything
+	"cmd/penstock":    {""},
+	"bench/floor":     {},
+	"bench/extproc":   {},
+	"api":             {"plugin"}, // a plugin's parameters are kept undecoded
+	"plugin":          {},
+	"config":          {"api", "plugin"},
+	"fleet":           {},
+	"source/file":     {"fleet"},
+	"source/scrape":   {"fleet"},
+	"kvcache":         {},
+	"request":         {},
+	"route":           {"fleet"},
+	"flow":            {"fleet"},
+	"sched":           {"fleet", "kvcache"},
+	"sched/policy":    {"fleet", "kvcache", "plugin", "sched"},
+	"observe":         {"fleet"},
+	"gateway":         {"fleet", "flow", "observe", "request", "route", "sched"}, // only it knows the order of the stages
+	"gateway/extproc": {"gateway", "observe", "request"},
+	"gateway/proxy":   {"gateway", "observe", "request"},
+	"sim/engine":      {},
+	"sim/vllm":        {"sim/engine"},
+	"sim/load":        {},
+}
+
+// owners are the rooms that alone may import a dependency, by its path's start.
+var owners = map[string][]string{
+	"k8s.io/":                       {"source/kube"},
+	"sigs.k8s.io/":                  {"source/kube"},
+	"github.com/envoyproxy/":        {"gateway/extproc"},
+	"google.golang.org/grpc":        {"gateway/extproc"},
+	"google.golang.org/protobuf":    {"gateway/extproc"},
+	"github.com/prometheus/":        {"observe"},
+	"go.opentelemetry.io/":          {"observe"},
+	"go.yaml.in/yaml/":              {"config"},
+	"github.com/klauspost/compress": {"request"},
+	"github.com/andybalholm/brotli": {"request"},
+	"github.com/fsnotify/fsnotify":  {"source/file"},
+	"github.com/cespare/xxhash":     {"kvcache", "request", "sim/engine", "sim/vllm"},
+	"github.com/google/uuid":        {"gateway"},
+	"github.com/spf13/pflag":        {"", "sim/vllm"},
+	"golang.org/x/net/http2":        {"gateway/proxy"},
+	"golang.org/x/term":             {"", "sim/load"},
+}
+
+// goFiles yields the module's Go files, those of other modules and of testdata left out.
+func goFiles(t *testing.T) []string {
+	t.Helper()
+	var files []string
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if d.IsDir() {
+			_, modErr := os.Stat(filepath.Join(path, "go.mod"))
+			if path != "." && (modErr == nil || d.Name() == "testdata" || d.Name() == "node_modules" || strings.HasPrefix(d.Name(), ".")) {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		if strings.HasSuffix(path, ".go") {
+			files = append(files, path)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files
+}
+
+func TestImports(t *testing.T) {
+	seen := map[string]bool{}
+	for _, file := range goFiles(t) {
+		room := filepath.ToSlash(filepath.Dir(file))
+		if room == "." {
+			room = ""
+		}
+		seen[room] = true
+		allowed, ok := rooms[room]
+		if !ok {
+			t.Errorf("%s: room %q is not in the import table of arch_test.go", file, room)
+			continue
+		}
+		test := strings.HasSuffix(file, "_test.go")
+		f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.ImportsOnly)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, spec := range f.Imports {
+			path := strings.Trim(spec.Path.Value, `"`)
+			if spec.Name != nil && spec.Name.Name != "_" && !test {
+				t.Errorf("%s: import of %s needs no other name", file, path)
+			}
+			if test {
+				continue
+			}
+			if in, ours := strings.CutPrefix(path, module); ours {
+				in = strings.TrimPrefix(in, "/")
+				if !slices.Contains(allowed, "*") && !slices.Contains(allowed, in) {
+					t.Errorf("%s: %q may not import %q", file, room, in)
+				}
+				continue
+			}
+			for dep, by := range owners {
+				if strings.HasPrefix(path, dep) && !slices.Contains(by, room) {
+					t.Errorf("%s: only %v may import %s", file, by, path)
+				}
+			}
+		}
+	}
+	for room := range rooms {
+		if !seen[room] {
+			t.Errorf("room %q of the import table has no files", room)
+		}
+	}
+}
+
+func TestHouse(t *testing.T) {
+	for _, file := range goFiles(t) {
+		dir := filepath.ToSlash(filepath.Dir(file))
+		if strings.Count(dir, "/") > 1 {
+			t.Errorf("%s: nothing lies deeper than two folders", file)
+		}
+		for _, bad := range []string{"util", "utils", "common", "types", "manager", "helpers", "pkg", "internal"} {
+			if slices.Contains(strings.Split(dir, "/"), bad) {
+				t.Errorf("%s: no room is called %s", file, bad)
+			}
+		}
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.HasPrefix(string(text), "// SPDX-License-Identifier: Apache-2.0\n") {
+			t.Errorf("%s: does not begin with its SPDX line", file)
+		}
+	}
+}

@@ -1,0 +1,493 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gateway
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/penstock-project/penstock/fleet"
+	"github.com/penstock-project/penstock/flow"
+	"github.com/penstock-project/penstock/kvcache"
+	"github.com/penstock-project/penstock/observe"
+	"github.com/penstock-project/penstock/request"
+	"github.com/penstock-project/penstock/route"
+	"github.com/penstock-project/penstock/sched"
+)
+
+// Exchange is one request and the owner of all that it holds: memory, its place in a
+// queue, its share of an endpoint. A door calls, in order: Write or Attach for each piece of
+// the body, Place, then Answer, Pass for each piece of the answer, and End exactly once on
+// every exit path (further calls do nothing). One goroutine at a time.
+type Exchange struct {
+	g       *Gateway
+	door    *Door
+	head    Head
+	out     observe.Outcome
+	api     request.API
+	trusted bool
+	ended   bool
+	madeID  bool
+
+	encoding request.Encoding
+	badBody  *Refusal // what is wrong with the body, told by Place
+	body     *request.Body
+	decoded  *request.Body
+	scan     *request.Scanner
+	facts    *request.Facts
+
+	lane    *Lane
+	running observe.Running
+	order   []*fleet.Endpoint // the pick and its fallbacks, best first
+	at      int               // the current one
+	hold    fleet.Hold
+	answer  *request.Answer
+	sse     bool
+}
+
+// Begin starts an exchange. It never fails; what is wrong shows in Write or Place.
+func (g *Gateway) Begin(door *Door, h Head) *Exchange {
+	g.open.Add(1)
+	x := &Exchange{g: g, door: door, head: h, api: request.APIOf(h.Path)}
+	x.out = observe.Outcome{
+		Door: door.Name, API: x.api.String(), Start: time.Now(),
+		PromptTokens: observe.Unknown, OutputTokens: observe.Unknown, Cached: observe.Unknown,
+	}
+	x.out.Path, _, _ = strings.Cut(h.Path, "?")
+	x.out.ID = h.Headers.Get("x-request-id")
+	if !goodID(x.out.ID) {
+		x.out.ID, x.madeID = uuid.NewString(), true
+	}
+	x.trusted = door.Trust.Trusts(h.Peer, h.Headers)
+	var err error
+	if x.encoding, err = request.EncodingOf(h.Headers.Get("content-encoding")); err != nil {
+		x.badBody = bodyRefusal(err)
+	}
+	x.body = request.NewBody(g.Memory, g.MaxBody)
+	x.scan = scanners.Get().(*request.Scanner)
+	x.scan.Reset(x.api)
+	return x
+}
+
+var (
+	scanners = sync.Pool{New: func() any { return new(request.Scanner) }}
+	answers  = sync.Pool{New: func() any { return new(request.Answer) }}
+)
+
+// goodID accepts what fits a log line: up to 128 printable ASCII characters without spaces.
+func goodID(id string) bool {
+	if id == "" || len(id) > 128 {
+		return false
+	}
+	for i := range len(id) {
+		if id[i] <= ' ' || id[i] >= 0x7f {
+			return false
+		}
+	}
+	return true
+}
+
+// ID is the request's id, taken from x-request-id or made.
+func (x *Exchange) ID() string { return x.out.ID }
+
+// API is the dialect of the path, which decides the form of errors.
+func (x *Exchange) API() request.API { return x.api }
+
+// Body is the body as it came, so far.
+func (x *Exchange) Body() *request.Body { return x.body }
+
+// Write copies a piece of the body.
+func (x *Exchange) Write(p []byte) *Refusal {
+	if _, err := x.body.Write(p); err != nil {
+		return bodyRefusal(err)
+	}
+	x.see(p)
+	return nil
+}
+
+// Read reads the next piece of the body from r, without a copy of its own, until r ends with
+// [io.EOF] or another error of r's, which is returned as it is.
+func (x *Exchange) Read(r io.Reader) (*Refusal, error) {
+	p, err := x.body.ReadOnce(r)
+	x.see(p)
+	if err != nil && (errors.Is(err, request.ErrTooLarge) || errors.Is(err, request.ErrMemory)) {
+		return bodyRefusal(err), nil
+	}
+	return nil, err
+}
+
+// Attach takes a piece of the body without copying; owner.Free is called when it is done with.
+func (x *Exchange) Attach(p []byte, owner request.Freer) *Refusal {
+	if err := x.body.Attach(p, owner); err != nil {
+		return bodyRefusal(err)
+	}
+	x.see(p)
+	return nil
+}
+
+// see lets the scanner read a piece, unless it is encoded.
+func (x *Exchange) see(p []byte) {
+	if x.encoding == request.Identity && len(p) > 0 {
+		x.scan.Feed(p)
+	}
+}
+
+func bodyRefusal(err error) *Refusal {
+	var large *request.TooLargeError
+	switch {
+	case errors.As(err, &large):
+		return tooLarge(large.Limit)
+	case errors.Is(err, request.ErrMemory):
+		return noMemory()
+	case errors.Is(err, request.ErrEncoding):
+		return badEncoding(http.StatusUnsupportedMediaType, err.Error())
+	}
+	return badEncoding(http.StatusBadRequest, err.Error())
+}
+
+// Place chooses an endpoint, after the last piece of the body. It ends early when ctx does.
+func (x *Exchange) Place(ctx context.Context) (*Placement, *Refusal) {
+	bodyEnd := time.Now()
+	x.out.Body = bodyEnd.Sub(x.out.Start)
+	x.out.RequestBytes = x.body.Len()
+	if r := x.decode(); r != nil {
+		return nil, r
+	}
+	x.facts = x.scan.Finish()
+	facts := x.facts
+	x.out.Stream = facts.Stream
+	snap := x.g.Store.Load()
+	pool, unknown := route.Pool(snap, route.Ask{Model: facts.Model, Strict: x.door.Strict})
+	if pool != nil {
+		x.out.Pool = pool.ID.String()
+	}
+	x.label(pool, facts.Model)
+	if unknown {
+		return nil, unknownModel(facts.Model)
+	}
+	if pool != nil {
+		x.lane = x.g.Lanes()[pool.ID]
+	}
+	if x.lane == nil {
+		return nil, noEndpoints()
+	}
+	c := x.g.cycles.Get().(*sched.Cycle)
+	defer x.g.putCycle(c)
+	c.Now, c.Stale, c.Model, c.Salt = bodyEnd, x.g.Stale, facts.Model, facts.Salt
+	x.candidates(c, pool, facts.Model)
+	if len(c.Candidates) == 0 {
+		return nil, noEndpoints()
+	}
+	if reason := x.enter(ctx, c); reason != "" {
+		return nil, refusalOf(reason)
+	}
+	if ctx.Err() != nil {
+		return nil, refusalOf(flow.Cancelled)
+	}
+	c.Prompt = nil
+	if len(facts.Prompt) > 0 {
+		c.Prompt = x.feedPrompt
+	}
+	if !x.decide(c) {
+		return nil, refusalOf(flow.Saturated)
+	}
+	x.out.Decision = time.Since(bodyEnd) - x.out.Queue
+	return x.placement(pool), nil
+}
+
+// decode undoes a content encoding, so that endpoints get what they can read.
+func (x *Exchange) decode() *Refusal {
+	if x.badBody != nil {
+		return x.badBody
+	}
+	if x.encoding == request.Identity || x.body.Len() == 0 {
+		return nil
+	}
+	plain, err := x.encoding.Decode(x.body)
+	if err != nil {
+		return bodyRefusal(err)
+	}
+	x.decoded = plain
+	for p := range plain.Chunks {
+		x.scan.Feed(p)
+	}
+	return nil
+}
+
+// label sets who the request is for in metrics, and counts it as running.
+func (x *Exchange) label(pool *fleet.Pool, model string) {
+	x.out.Labels = observe.Labels{Model: model, Target: model, Tenant: "default-flow"}
+	if x.trusted {
+		if v := either(x.head.Headers, tenantHeader); v != "" {
+			x.out.Tenant = v
+		}
+		if v := either(x.head.Headers, objectiveHeader); v != "" && pool != nil {
+			x.out.Priority = pool.Objectives[v]
+		}
+	}
+	x.running = x.g.Observer.Running(x.out.Labels)
+}
+
+// candidates are the pool's endpoints that serve the model, that the data plane allows, and that did not
+// just refuse a connection; those that did are kept when no other is left.
+func (x *Exchange) candidates(c *sched.Cycle, pool *fleet.Pool, model string) {
+	c.Candidates = route.Serving(pool.Endpoints, model, c.Candidates)
+	if x.head.HasSubset {
+		c.Candidates = keep(c.Candidates, func(e *fleet.Endpoint) bool { return inSubset(e.Address, x.head.Subset) })
+	}
+	failing := func(e *fleet.Endpoint) bool { return e.Load.Failing(c.Now, Cooldown) }
+	n := 0
+	for _, e := range c.Candidates {
+		if failing(e) {
+			n++
+		}
+	}
+	if n > 0 && n < len(c.Candidates) {
+		c.Candidates = keep(c.Candidates, func(e *fleet.Endpoint) bool { return !failing(e) })
+	}
+	x.out.Candidates = len(c.Candidates)
+}
+
+func keep(s []*fleet.Endpoint, ok func(*fleet.Endpoint) bool) []*fleet.Endpoint {
+	k := s[:0]
+	for _, e := range s {
+		if ok(e) {
+			k = append(k, e)
+		}
+	}
+	return k
+}
+
+func (x *Exchange) enter(ctx context.Context, c *sched.Cycle) flow.Reason {
+	reason := x.lane.Gate.Enter(ctx, flow.Ask{
+		Priority: x.out.Priority, Tenant: x.out.Tenant, Bytes: x.body.Size(),
+		Candidates: c.Candidates, Now: c.Now, Stale: c.Stale,
+	})
+	now := time.Now()
+	x.out.Queue, c.Now = now.Sub(c.Now), now
+	return reason
+}
+
+// decide scores and reserves in one step.
+func (x *Exchange) decide(c *sched.Cycle) bool {
+	start := time.Now()
+	p := x.lane.Profile
+	p.Produce(c)
+	x.lane.mu.Lock()
+	ok := p.Decide(c)
+	var pick *fleet.Endpoint
+	if ok {
+		pick = c.Candidates[c.Order[0]]
+		x.hold = pick.Load.Take(c.Tokens)
+	}
+	x.lane.mu.Unlock()
+	x.out.Schedule = time.Since(start)
+	x.g.trace(x, c, ok)
+	if !ok {
+		return false
+	}
+	p.Placed(c, pick)
+	x.order = make([]*fleet.Endpoint, 0, min(len(c.Order), maxFallbacks))
+	for _, i := range c.Order[:cap(x.order)] {
+		x.order = append(x.order, c.Candidates[i])
+	}
+	x.record(p, c)
+	return true
+}
+
+// maxFallbacks bounds the endpoints that a request may be tried on.
+const maxFallbacks = 16
+
+// record keeps what the outcome tells of the decision.
+func (x *Exchange) record(p *sched.Profile, c *sched.Cycle) {
+	i := c.Order[0]
+	x.out.Score, x.out.EstimatedTokens = c.Total[i], int(c.Tokens)
+	x.out.PredictedCached = min(int(c.Match[i])*c.BlockTokens, int(c.Tokens))
+	for k, s := range p.Scorers {
+		x.out.Parts = append(x.out.Parts, observe.Part{Scorer: s.Name, Score: c.Scores[k][i], Weight: s.Weight})
+	}
+	x.at = 0
+	x.name(x.order[0])
+}
+
+func (x *Exchange) name(e *fleet.Endpoint) { x.out.Endpoint, x.out.Address = e.ID.String(), e.Address }
+
+// feedPrompt lets the hasher read the prompt.
+func (x *Exchange) feedPrompt(h *kvcache.Hasher) { x.facts.FeedPrompt(x.sent(), h) }
+
+// sent is the body in the form that endpoints get.
+func (x *Exchange) sent() *request.Body {
+	if x.decoded != nil {
+		return x.decoded
+	}
+	return x.body
+}
+
+func (x *Exchange) placement(pool *fleet.Pool) *Placement {
+	p := &Placement{Pool: pool, Endpoint: x.order[0], Destination: x.order[0].Address}
+	if n := min(x.lane.Endpoints, len(x.order)); n > 1 {
+		var b strings.Builder
+		for i, e := range x.order[:n] {
+			if i > 0 {
+				b.WriteByte(',')
+			}
+			b.WriteString(e.Address)
+		}
+		p.Destination = b.String()
+	}
+	if x.decoded != nil {
+		p.Body = x.decoded
+		p.Remove = append(p.Remove, "content-encoding")
+	}
+	if x.madeID {
+		p.Set = append(p.Set, Header{"x-request-id", x.out.ID})
+	}
+	x.head.Headers.Names(func(name string) bool {
+		switch {
+		case outputHeader(name), name == x.door.Trust.Header && name != "":
+			p.Remove = append(p.Remove, name)
+		case !x.trusted && controlHeader(name):
+			p.Remove = append(p.Remove, name)
+			x.g.sayIgnored(x.door, name)
+		}
+		return true
+	})
+	return p
+}
+
+// sayIgnored says once for each header that it was ignored, and what would change that.
+func (g *Gateway) sayIgnored(door *Door, name string) {
+	if _, said := g.ignored.LoadOrStore(door.Name+" "+name, true); !said {
+		g.Log.Warn("control header from an untrusted caller ignored", slog.String("header", name), slog.String("door", door.Name),
+			slog.String("to change", "name the caller's network in spec.trust.cidrs, or a shared secret in spec.trust.header, of a Penstock document"))
+	}
+}
+
+// Next gives up the current endpoint, which failed before a byte of its answer, and moves the
+// reservation to the next one. It returns nil when none is left.
+func (x *Exchange) Next() *fleet.Endpoint {
+	if x.order == nil || x.ended {
+		return nil
+	}
+	x.order[x.at].Load.Fail(time.Now())
+	x.hold.Release()
+	if x.at+1 >= len(x.order) {
+		return nil
+	}
+	x.at++
+	x.out.Retries++
+	e := x.order[x.at]
+	x.hold = e.Load.Take(int64(x.out.EstimatedTokens))
+	x.name(e)
+	return e
+}
+
+// Unavailable is the answer when no endpoint could be reached.
+func (x *Exchange) Unavailable() *Refusal { return noEndpoints() }
+
+// Served is told the address that the data plane says really served.
+func (x *Exchange) Served(address string) {
+	if address == "" || x.order == nil || address == x.out.Address {
+		return
+	}
+	for i, e := range x.order {
+		if e.Address == address {
+			x.hold.Release()
+			x.at, x.hold = i, e.Load.Take(int64(x.out.EstimatedTokens))
+			x.name(e)
+			return
+		}
+	}
+	x.out.Address = address
+}
+
+// Answer is told the head of the answer.
+func (x *Exchange) Answer(status int, h Headers) {
+	x.out.Status = status
+	if x.order != nil {
+		x.order[x.at].Load.Heal()
+	}
+	x.sse = strings.HasPrefix(strings.ToLower(h.Get("content-type")), "text/event-stream")
+	x.out.Stream = x.out.Stream || x.sse
+	if x.answer == nil {
+		x.answer = answers.Get().(*request.Answer)
+	}
+	x.answer.Reset(x.api, x.sse)
+}
+
+// Pass is told a piece of the answer's body as it goes by; p is not kept.
+func (x *Exchange) Pass(p []byte) {
+	x.out.ResponseBytes += int64(len(p))
+	if x.answer == nil || len(p) == 0 {
+		return
+	}
+	x.answer.Feed(p)
+	if x.answer.Output || !x.sse {
+		x.out.Last = time.Since(x.out.Start)
+		if x.out.TTFT == 0 {
+			x.out.TTFT = x.out.Last
+		}
+	}
+}
+
+// Refuse records that the door answers r itself.
+func (x *Exchange) Refuse(r *Refusal) {
+	x.out.Status, x.out.Reason, x.out.Message = r.Status, r.Reason, r.Message
+}
+
+// Fail records why the endpoint broke off.
+func (x *Exchange) Fail(err error) { x.out.Message = err.Error() }
+
+// End releases everything and reports the outcome.
+func (x *Exchange) End(end observe.End) {
+	if x.ended {
+		return
+	}
+	x.ended = true
+	x.hold.Release()
+	if x.answer != nil {
+		x.answer.Finish()
+		u := x.answer.Usage
+		x.out.PromptTokens, x.out.OutputTokens, x.out.Cached = u.Prompt, u.Output, u.Cached
+		x.out.Events = x.answer.Events
+		if end == observe.Complete && x.out.Status < 300 && x.sse && x.api != request.Unknown && !x.answer.Done {
+			end, x.out.Message = observe.Broken, "the stream ended without its end marker"
+		}
+		answers.Put(x.answer)
+		x.answer = nil
+	}
+	scanners.Put(x.scan)
+	x.scan, x.facts = nil, nil
+	if x.decoded != nil {
+		x.decoded.Release()
+	}
+	x.body.Release()
+	x.out.End = end
+	x.out.Duration = time.Since(x.out.Start)
+	x.running.Done()
+	x.g.Observer.Done(&x.out)
+	x.g.open.Add(-1)
+}
+
+func (g *Gateway) newCycle() *sched.Cycle {
+	seed := g.seeds.Add(1)
+	if g.Seed == 0 {
+		seed = rand.Uint64()
+	}
+	return &sched.Cycle{Rand: rand.New(rand.NewPCG(seed, g.Seed))}
+}
+
+func (g *Gateway) putCycle(c *sched.Cycle) {
+	clear(c.Candidates)
+	c.Prompt = nil
+	g.cycles.Put(c)
+}

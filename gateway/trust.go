@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gateway
+
+import (
+	"crypto/subtle"
+	"net/netip"
+	"strings"
+)
+
+// Trust says whose control headers are heeded. The zero Trust trusts nobody.
+type Trust struct {
+	// All trusts every caller: the door's peer is a proxy that does its own checks.
+	All bool
+	// CIDRs are the networks whose callers are trusted.
+	CIDRs []netip.Prefix
+	// Header and Secret name a header whose exact value makes a caller trusted; empty for none.
+	// The header never travels on.
+	Header, Secret string
+}
+
+// Trusts reports whether the caller is trusted.
+func (t *Trust) Trusts(peer netip.Addr, h Headers) bool {
+	if t.All {
+		return true
+	}
+	peer = peer.Unmap().WithZone("")
+	for _, p := range t.CIDRs {
+		if p.Contains(peer) {
+			return true
+		}
+	}
+	return t.Header != "" && t.Secret != "" &&
+		subtle.ConstantTimeCompare([]byte(h.Get(t.Header)), []byte(t.Secret)) == 1
+}
+
+// Names of control headers, canonical first; the canonical one wins when both are there.
+var (
+	tenantHeader    = [2]string{"x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id"}
+	objectiveHeader = [2]string{"x-llm-d-inference-objective", "x-gateway-inference-objective"}
+)
+
+// Destination is the header that carries the choice to the data plane.
+const Destination = "x-gateway-destination-endpoint"
+
+// outputs are headers that only we may set: no caller's value is ever passed on.
+var outputs = map[string]bool{
+	"x-prefiller-host-port":       true,
+	"x-llm-d-prefill-endpoint":    true,
+	"x-encoder-hosts-ports":       true,
+	"x-kv-cache-source-host-port": true,
+	"x-data-parallel-host-port":   true,
+	DroppedReason:                 true,
+}
+
+// outputHeader reports whether only we may set the header.
+func outputHeader(name string) bool {
+	return strings.HasPrefix(name, Destination) || outputs[name]
+}
+
+// controlHeader reports whether the header steers us and is heeded from trusted callers only.
+func controlHeader(name string) bool {
+	return strings.HasPrefix(name, "x-llm-d-") || strings.HasPrefix(name, "x-gateway-") ||
+		strings.HasPrefix(name, "x-slo-") || strings.HasPrefix(name, "x-penstock-") || name == "epp-profile"
+}
+
+// either reads a control header by its canonical name, or else by its old one.
+func either(h Headers, names [2]string) string {
+	if v := h.Get(names[0]); v != "" {
+		return v
+	}
+	return h.Get(names[1])
+}

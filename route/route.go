@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package route answers: which pool is it for?
+//
+// Today the model in the body decides, as the endpoints' /v1/models tell; hosts, paths,
+// headers and weights come to stand here.
+package route
+
+import (
+	"slices"
+
+	"github.com/penstock-project/penstock/fleet"
+)
+
+// Ask is what a route is chosen by.
+type Ask struct {
+	// Model is the body's model, empty when there is none.
+	Model string
+	// Strict refuses a model that no endpoint serves also where there is only one pool.
+	Strict bool
+}
+
+// Pool chooses the pool. When there is none it tells whether that is because nobody
+// serves the model; else there is no pool at all.
+//
+// A request without a model goes to the first pool that has endpoints. So does one whose model is
+// not known while some pool has not told what it serves.
+func Pool(s *fleet.Snapshot, a Ask) (pool *fleet.Pool, unknownModel bool) {
+	if len(s.Pools) == 0 {
+		return nil, false
+	}
+	if len(s.Pools) == 1 && (a.Model == "" || !a.Strict) {
+		return s.Pools[0], false
+	}
+	var first, untold *fleet.Pool
+	for _, p := range s.Pools {
+		if first == nil && len(p.Endpoints) > 0 {
+			first = p
+		}
+		if a.Model == "" {
+			continue
+		}
+		told := true
+		for _, e := range p.Endpoints {
+			if e.Models == nil {
+				told = false
+			} else if slices.Contains(e.Models, a.Model) {
+				return p, false
+			}
+		}
+		if untold == nil && (!told || len(p.Endpoints) == 0) {
+			untold = p
+		}
+	}
+	switch {
+	case a.Model == "" && first != nil:
+		return first, false
+	case a.Model == "":
+		return s.Pools[0], false
+	case untold != nil:
+		return untold, false
+	}
+	return nil, true
+}
+
+// Serving keeps the endpoints that list the model, and those that have not told what they
+// serve. When none lists it, all are kept: an engine knows best what it can load.
+func Serving(endpoints []*fleet.Endpoint, model string, into []*fleet.Endpoint) []*fleet.Endpoint {
+	into = into[:0]
+	listed := false
+	for _, e := range endpoints {
+		has := slices.Contains(e.Models, model)
+		listed = listed || has
+		if has || e.Models == nil {
+			into = append(into, e)
+		}
+	}
+	if !listed {
+		return append(into[:0], endpoints...)
+	}
+	return into
+}

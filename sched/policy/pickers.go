@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"cmp"
+	"math"
+	"slices"
+
+	"github.com/penstock-project/penstock/sched"
+)
+
+// Count is the parameter that all pickers share.
+type Count struct {
+	// MaxNumOfEndpoints is how many endpoints the data plane is told: the pick and its fallbacks.
+	// 0 or less means 1.
+	MaxNumOfEndpoints int `json:"maxNumOfEndpoints"`
+}
+
+// Endpoints is MaxNumOfEndpoints with its default.
+func (n Count) Endpoints() int { return max(1, n.MaxNumOfEndpoints) }
+
+// MaxScorePicker takes the candidate with the highest total; equals are decided at random.
+type MaxScorePicker struct {
+	Count
+}
+
+// Pick implements [sched.Picker].
+func (*MaxScorePicker) Pick(c *sched.Cycle) {
+	shuffle(c)
+	byKey(c.Order, c.Total)
+}
+
+// RandomPicker takes any candidate, whatever its total.
+type RandomPicker struct {
+	Count
+}
+
+// Pick implements [sched.Picker].
+func (*RandomPicker) Pick(c *sched.Cycle) { shuffle(c) }
+
+// WeightedRandomPicker draws candidates with odds by their totals, without replacement
+// (A-Res, Efraimidis and Spirakis 2006). A total of 0 or less comes last; when all are, the
+// draw is even.
+type WeightedRandomPicker struct {
+	Count
+}
+
+// Pick implements [sched.Picker].
+func (*WeightedRandomPicker) Pick(c *sched.Cycle) {
+	shuffle(c)
+	key := c.Keys()
+	for i, t := range c.Total {
+		key[i] = 0
+		if t > 0 {
+			key[i] = math.Pow(c.Rand.Float64(), 1/t)
+		}
+	}
+	byKey(c.Order, key)
+}
+
+func shuffle(c *sched.Cycle) {
+	for i := range c.Order {
+		j := c.Rand.IntN(i + 1)
+		c.Order[i] = c.Order[j]
+		c.Order[j] = i
+	}
+}
+
+// byKey sorts positions by falling key and keeps the order of equals.
+func byKey(order []int, key []float64) {
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(key[b], key[a]) })
+}

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package policy holds the scheduling plugins, one file each, under the names of the field.
+package policy
+
+import (
+	"github.com/penstock-project/penstock/plugin"
+	"github.com/penstock-project/penstock/sched"
+)
+
+// Filters are the filters by type name.
+var Filters = plugin.Set[sched.Filter]{
+	"label-selector-filter": func() sched.Filter { return &LabelSelectorFilter{} },
+}
+
+// Scorers are the scorers by type name.
+var Scorers = plugin.Set[sched.Scorer]{
+	"queue-scorer":                func() sched.Scorer { return &QueueScorer{} },
+	"kv-cache-utilization-scorer": func() sched.Scorer { return &KVCacheUtilizationScorer{} },
+	"prefix-cache-scorer":         func() sched.Scorer { return &PrefixCacheScorer{MatchLengthScaleTokens: 8192} },
+}
+
+// Pickers are the pickers by type name.
+var Pickers = plugin.Set[sched.Picker]{
+	"max-score-picker":       func() sched.Picker { return &MaxScorePicker{} },
+	"random-picker":          func() sched.Picker { return &RandomPicker{} },
+	"weighted-random-picker": func() sched.Picker { return &WeightedRandomPicker{} },
+}
+
+// Producers are the producers by type name.
+var Producers = plugin.Set[sched.Producer]{
+	"approx-prefix-cache-producer": func() sched.Producer {
+		return &ApproxPrefixCacheProducer{
+			AutoTune: true, BlockSizeTokens: 16, MaxPrefixTokensToMatch: 131072,
+			MaxPrefixBlocksToMatch: 2048, LRUCapacityPerServer: 31250,
+		}
+	},
+}
+
+// Handlers are the profile handlers by type name.
+var Handlers = plugin.Set[*SingleProfileHandler]{
+	"single-profile-handler": func() *SingleProfileHandler { return &SingleProfileHandler{} },
+}
+
+// SingleProfileHandler runs the only profile there is. It takes no parameters.
+type SingleProfileHandler struct{}
