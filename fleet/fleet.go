@@ -55,6 +55,9 @@ type Reading struct {
 	Waiting, Running Signal
 	// KVUsage is the used share of the KV cache, 0 to 1.
 	KVUsage Signal
+	// Engine names the engine whose metric names the page had, KVName the family that
+	// KVUsage was read from; both empty when not known.
+	Engine, KVName string
 	// BlockSize is the engine's KV block in tokens, NumBlocks how many it has; 0 when not told.
 	BlockSize, NumBlocks int
 	// Adapters lists LoRA adapters that run, Queued those that wait, MaxAdapters how many fit.

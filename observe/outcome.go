@@ -63,7 +63,9 @@ type Outcome struct {
 	Score                              float64 // the winner's total
 	Parts                              []Part
 	Retries                            int
-	Events                             int // SSE events with output
+	Events                             int           // SSE events with output
+	Gaps                               Gaps          // between them; when empty, the mean stands for all
+	Answering                          time.Duration // our own work on the answer; 0 when not measured
 	RequestBytes, ResponseBytes        int64
 	PromptTokens, OutputTokens, Cached int // as the engine reported, Unknown when it did not
 	EstimatedTokens, PredictedCached   int // as we estimated before dispatch

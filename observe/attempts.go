@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package observe
+
+import (
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/penstock-project/penstock/fleet"
+)
+
+// maxAttempts bounds the series of scheduler_attempts_total. When it is reached those of
+// endpoints that are gone are given up; when that does not help, the endpoint is Other.
+const maxAttempts = 4096
+
+var descAttempts = prometheus.NewDesc(prefix+"scheduler_attempts_total", "Decisions, by the endpoint that was chosen.",
+	[]string{"status", "target_model_name", "endpoint_name", "namespace", "port"}, nil)
+
+// attempts counts decisions by the endpoint that was chosen.
+type attempts struct {
+	store *fleet.Store
+
+	mu     sync.RWMutex
+	counts map[attempt]*atomic.Uint64
+}
+
+type attempt struct{ target, endpoint, address string } // no endpoint: the attempt failed
+
+func (a *attempts) init(store *fleet.Store) {
+	a.store, a.counts = store, map[attempt]*atomic.Uint64{}
+}
+
+func (a *attempts) count(target string, o *Outcome) {
+	k := attempt{target, o.Endpoint, o.Address}
+	if o.Endpoint == "" {
+		k.address = ""
+	}
+	a.mu.RLock()
+	n := a.counts[k]
+	a.mu.RUnlock()
+	if n == nil {
+		n = a.admit(k)
+	}
+	n.Add(1)
+}
+
+func (a *attempts) admit(k attempt) *atomic.Uint64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.counts) >= maxAttempts && a.counts[k] == nil {
+		a.sweep()
+		if len(a.counts) >= maxAttempts && k.endpoint != "" {
+			k.endpoint, k.address = Other, ""
+		}
+	}
+	n := a.counts[k]
+	if n == nil {
+		n = new(atomic.Uint64)
+		k.endpoint, k.address = strings.Clone(k.endpoint), strings.Clone(k.address)
+		a.counts[k] = n
+	}
+	return n
+}
+
+func (a *attempts) sweep() {
+	alive := map[string]bool{"": true, Other: true}
+	for _, p := range a.store.Load().Pools {
+		for _, e := range p.Endpoints {
+			alive[e.ID.String()] = true
+		}
+	}
+	for k := range a.counts {
+		if !alive[k.endpoint] {
+			delete(a.counts, k)
+		}
+	}
+}
+
+// Describe implements [prometheus.Collector].
+func (a *attempts) Describe(ch chan<- *prometheus.Desc) { ch <- descAttempts }
+
+// Collect implements [prometheus.Collector].
+func (a *attempts) Collect(ch chan<- prometheus.Metric) {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	for k, n := range a.counts {
+		status := "success"
+		if k.endpoint == "" {
+			status = "failure"
+		}
+		namespace, name, ok := strings.Cut(k.endpoint, "/")
+		if !ok {
+			namespace, name = "", k.endpoint
+		}
+		_, port, _ := net.SplitHostPort(k.address)
+		ch <- prometheus.MustNewConstMetric(descAttempts, prometheus.CounterValue, float64(n.Load()), status, k.target, name, namespace, port)
+	}
+}

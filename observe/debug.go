@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package observe
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/pprof"
+	"time"
+
+	"github.com/penstock-project/penstock/fleet"
+)
+
+// MuxOptions say what the metrics address serves beside /metrics, /debug/fleet and /healthz.
+type MuxOptions struct {
+	// Ready says why we are not ready, nil when we are; /readyz asks it. Nil for always ready.
+	Ready func() error
+	// Pprof adds /debug/pprof.
+	Pprof bool
+}
+
+// Mux serves the metrics address.
+func (o *Observer) Mux(opt MuxOptions) *http.ServeMux {
+	m := http.NewServeMux()
+	m.Handle("GET /metrics", o.Handler())
+	m.HandleFunc("GET /debug/fleet", o.serveFleet)
+	m.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { say(w, http.StatusOK, "ok") })
+	m.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if opt.Ready != nil {
+			if err := opt.Ready(); err != nil {
+				say(w, http.StatusServiceUnavailable, err.Error())
+				return
+			}
+		}
+		say(w, http.StatusOK, "ok")
+	})
+	if opt.Pprof {
+		m.HandleFunc("/debug/pprof/", pprof.Index)
+		m.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
+		m.HandleFunc("/debug/pprof/profile", pprof.Profile)
+		m.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+		m.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	}
+	return m
+}
+
+func say(w http.ResponseWriter, status int, text string) {
+	w.Header().Set("content-type", "text/plain; charset=utf-8")
+	w.WriteHeader(status)
+	_, _ = w.Write([]byte(text + "\n"))
+}
+
+// The form of /debug/fleet.
+type (
+	// FleetView is the fleet at one moment.
+	FleetView struct {
+		Time    time.Time  `json:"time"`
+		Version uint64     `json:"version"`
+		Pools   []PoolView `json:"pools"`
+	}
+	// PoolView is one pool.
+	PoolView struct {
+		Namespace  string         `json:"namespace"`
+		Name       string         `json:"name"`
+		Picker     string         `json:"picker,omitempty"`
+		H2C        bool           `json:"h2c,omitempty"`
+		Objectives map[string]int `json:"objectives,omitempty"`
+		Ready      int            `json:"ready"`
+		Endpoints  []EndpointView `json:"endpoints"`
+	}
+	// EndpointView is one endpoint: what it told, and what we count.
+	EndpointView struct {
+		Namespace string                `json:"namespace"`
+		Name      string                `json:"name"`
+		Address   string                `json:"address"`
+		Scrape    string                `json:"scrape,omitempty"`
+		Labels    map[string]string     `json:"labels,omitempty"`
+		Models    []string              `json:"models"`
+		Engine    string                `json:"engine,omitempty"`
+		KVName    string                `json:"kv_usage_name,omitempty"`
+		Signals   map[string]SignalView `json:"signals"`
+		Cause     string                `json:"cause,omitempty"` // of the last failed poll, while stale
+		BlockSize int                   `json:"block_size,omitempty"`
+		NumBlocks int                   `json:"num_blocks,omitempty"`
+		Adapters  []string              `json:"adapters,omitempty"`
+		Queued    []string              `json:"queued_adapters,omitempty"`
+		MaxLoRA   int                   `json:"max_adapters,omitempty"`
+		Requests  int64                 `json:"inflight_requests"`
+		Tokens    int64                 `json:"inflight_tokens"`
+		Sent      int64                 `json:"sent"`
+		Unseen    int64                 `json:"unseen"`
+		Failing   bool                  `json:"failing,omitempty"`
+		Slot      uint32                `json:"slot"`
+	}
+	// SignalView is one signal: its state is fresh, stale or absent.
+	SignalView struct {
+		State string   `json:"state"`
+		Value *float64 `json:"value,omitempty"`
+		AgeMS *int64   `json:"age_ms,omitempty"`
+	}
+)
+
+// Fleet renders the fleet as the store shows it now.
+func (o *Observer) Fleet() FleetView {
+	snap, now := o.store.Load(), time.Now()
+	causes := o.causesOf(snap)
+	v := FleetView{Time: now, Version: snap.Version, Pools: []PoolView{}}
+	for _, p := range snap.Pools {
+		pv := PoolView{Namespace: p.Namespace, Name: p.Name, Picker: p.Picker, H2C: p.H2C, Objectives: p.Objectives, Endpoints: []EndpointView{}}
+		for _, e := range p.Endpoints {
+			ev := o.endpoint(e, now)
+			if heard(e, now, o.stale) {
+				pv.Ready++
+			} else {
+				ev.Cause = causeOf(e, causes)
+			}
+			pv.Endpoints = append(pv.Endpoints, ev)
+		}
+		v.Pools = append(v.Pools, pv)
+	}
+	return v
+}
+
+func (o *Observer) endpoint(e *fleet.Endpoint, now time.Time) EndpointView {
+	v := EndpointView{
+		Namespace: e.Namespace, Name: e.Name, Address: e.Address, Labels: e.Labels, Models: e.Models,
+		Signals: map[string]SignalView{
+			"waiting": o.signal(e.Waiting, now), "running": o.signal(e.Running, now), "kv_usage": o.signal(e.KVUsage, now),
+		},
+		Engine: e.Engine, KVName: e.KVName,
+		BlockSize: e.BlockSize, NumBlocks: e.NumBlocks, Adapters: e.Adapters, Queued: e.Queued, MaxLoRA: e.MaxAdapters,
+		Requests: e.Load.Requests(), Tokens: e.Load.Tokens(), Sent: e.Load.Sent(), Unseen: e.Load.Unseen(e.Seen),
+		Failing: e.Load.Failing(now, time.Second), Slot: e.Load.Slot,
+	}
+	if e.Scrape != e.Address {
+		v.Scrape = e.Scrape
+	}
+	return v
+}
+
+func (o *Observer) signal(s fleet.Signal, now time.Time) SignalView {
+	if s.At.IsZero() {
+		return SignalView{State: "absent"}
+	}
+	age := now.Sub(s.At).Milliseconds()
+	v := SignalView{State: "stale", Value: &s.Value, AgeMS: &age}
+	if s.Fresh(now, o.stale) {
+		v.State = "fresh"
+	}
+	return v
+}
+
+func (o *Observer) serveFleet(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("content-type", "application/json")
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	if err := enc.Encode(o.Fleet()); err != nil {
+		o.log.Debug("fleet page", "error", err)
+	}
+}
