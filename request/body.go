@@ -191,11 +191,17 @@ func (b *Body) tail(n int) []byte {
 
 // ReadFrom reads r to its end, straight into the body. It implements io.ReaderFrom.
 func (b *Body) ReadFrom(r io.Reader) (int64, error) {
-	before := b.size
+	before, idle := b.size, 0
 	for {
-		_, err := b.ReadOnce(r)
-		if err == io.EOF {
+		p, err := b.ReadOnce(r)
+		if idle++; len(p) > 0 {
+			idle = 0
+		}
+		switch {
+		case err == io.EOF:
 			return b.size - before, nil
+		case err == nil && idle == 100:
+			err = io.ErrNoProgress
 		}
 		if err != nil {
 			return b.size - before, err
@@ -204,7 +210,7 @@ func (b *Body) ReadFrom(r io.Reader) (int64, error) {
 }
 
 // Trim gives back what the last chunk does not use, down to less than 4 KiB, at the price of
-// copying its content. Call it when the body is whole and has to wait.
+// copying its content. Call it when the body is whole and has to wait, before the first Reader.
 func (b *Body) Trim() {
 	if b.s == nil || len(b.s.chunks) == 0 {
 		return

@@ -73,11 +73,13 @@ type PromptSpan struct {
 	Kind Kind
 	// First marks the start of a new prompt (a list of prompts has several).
 	First bool
+	// order is where an engine reads it: section, message, field.
+	order uint64
 }
 
 // Facts are what a scan found in a request body.
 type Facts struct {
-	// Typed tells that the body is a JSON object; without it all else is zero.
+	// Typed tells that the body is one JSON object; without it all else is zero.
 	Typed bool
 	Model string
 	// ModelSpan is the model's JSON string with its quotes, for a splice; Len 0 when absent.
