@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+# `make` is what a change must pass, `make help` lists the rest. Only `make e2e` needs more than
+# Go, git and make, and it installs what it needs.
+.DEFAULT_GOAL := all
+.PHONY: all build dev test lint modules e2e bench golden fuzz cover clean help
+
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+COUNT       ?= 6
+BENCH       ?= .
+FUZZTIME    ?= 20s
+OUT         ?= bin
+
+# testing PATTERN: the folders of our tests in which a line matches.
+testing = $(sort $(dir $(shell grep -rlE --include='*_test.go' --exclude-dir=e2e '$(1)' .)))
+
+all: build lint test ## what a change must pass
+
+build: modules ## bin/penstock
+	go build -trimpath -o bin/penstock ./cmd/penstock
+
+dev: ## a gateway, simulated engines and metrics on this machine
+	go run ./cmd/penstock dev
+
+test: lint ## the quick tier: lint, unit tests and scripts, with the race detector
+	go test -race -shuffle=on -timeout=15m ./...
+
+lint: modules ## gofmt, go vet, staticcheck, in both modules
+	@unformatted=$$(gofmt -l .); test -z "$$unformatted" || { echo "run gofmt -w $$unformatted"; exit 1; }
+	go vet ./...
+	go run $(STATICCHECK) ./...
+	cd e2e && go vet ./... && go run $(STATICCHECK) ./...
+
+modules: ## download Go modules, trying again when the network fails
+	@scripts/modules.sh $(STATICCHECK)
+
+e2e: build ## the real parts: SDKs, Envoy, vLLM, against bin/penstock
+	scripts/install-envoy.sh
+	scripts/install-sdks.sh
+	scripts/install-vllm.sh
+	cd e2e && go test -count=1 -p=1 -timeout=60m ./...
+
+bench: ## benchmarks into $(OUT)/bench.txt, for benchstat (BENCH=regexp COUNT=6)
+	@mkdir -p $(OUT)
+	go test -run='^$$' -bench='$(BENCH)' -benchmem -count=$(COUNT) ./... | tee $(OUT)/bench.txt
+
+golden: ## rewrite the files that tests compare with
+	@for dir in $(call testing,cockroachdb/datadriven); do go test -count=1 $$dir -rewrite || exit; done
+	@for dir in $(call testing,flag\.Bool."update"); do go test -count=1 $$dir -update || exit; done
+
+fuzz: ## run each fuzz target for FUZZTIME
+	@grep -rHoE --include='*_test.go' '^func Fuzz\w+' . | sed 's|/[^/]*:func | |' | while read -r dir target; do \
+		echo "$$dir $$target"; go test $$dir -run='^$$' -fuzz="^$$target$$" -fuzztime=$(FUZZTIME) || exit; done
+
+cover: ## bin/cover.html: which lines the quick tier runs
+	@mkdir -p $(OUT)
+	go test -coverpkg=./... -coverprofile=$(OUT)/cover.out ./...
+	go tool cover -html=$(OUT)/cover.out -o $(OUT)/cover.html
+
+clean: ## remove what make made
+	rm -rf bin
+
+help:
+	@sed -nE 's/^([a-z0-9]+):[^#]*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t12
