@@ -10,14 +10,20 @@ package config
 
 import (
 	"github.com/penstock-project/penstock/api"
+	"github.com/penstock-project/penstock/plugin"
 )
 
 // Options tell what config cannot know itself. The zero value takes every plugin type of the
 // catalogue as active and leaves parameters unread.
 type Options struct {
-	// Active reports whether this build acts on a plugin type, or on one of the features named
-	// in [Features]. What is not active is accepted with a warning that names it.
+	// Active reports whether this build acts on a plugin type, or on one of the features
+	// flowControl, crossReplica, peerDiscovery, InferenceModelRewrite, HTTPRoute, Gateway,
+	// ConfigMap (model mappings) and Pod. What is not active is accepted with a warning that
+	// names it. Discovery by file is always active.
 	Active func(name string) bool
+	// Types reports whether a type that is not in plugin.Catalogue is this build's own. The
+	// zero value knows none.
+	Types func(typ string) bool
 	// Validate makes a plugin of an active type to see whether its parameters are right; it is
 	// what plugin.Set's New does. It returns the error of decode unchanged.
 	Validate func(typ string, decode func(any) error) error
@@ -38,10 +44,17 @@ type Config struct {
 	Penstock api.PenstockSpec
 	// Endpoints are the files that hold lists of endpoints.
 	Endpoints []EndpointFile
+	// Routes, Gateways, Rewrites and Mappings are read and checked; nothing acts on them yet.
+	Routes   []*api.HTTPRoute
+	Gateways []*api.Gateway
+	Rewrites []*api.InferenceModelRewrite
+	Mappings []api.ModelMapping
 	// Files and Folders are the absolute paths that were read, to be watched.
 	Files, Folders []string
 	// Warnings are the problems that did not keep the configuration from being used.
 	Warnings []Problem
+
+	fallback *Picker
 }
 
 // Pool is an InferencePool.
@@ -90,17 +103,17 @@ type Picker struct {
 	Profiles []Profile
 	// Handler is the profile handler.
 	Handler *Plugin
-	// Discovery is the plugin that tells of endpoints, nil for none; Files its file when it is
-	// file-discovery.
-	Discovery *Plugin
-	File      *FileDiscovery
+	// Discovery is the plugin that tells of endpoints, nil for none; DiscoveryFile holds its
+	// parameters when it is file-discovery.
+	Discovery     *Plugin
+	DiscoveryFile *FileDiscovery
 	// DataLayer, FlowControl and Parsers are as written, under v1's keys; nil when not written.
 	DataLayer   *api.DataLayer
 	FlowControl *api.FlowControl
 	Parsers     []*Plugin
-	// Source and Line are where the document was written; Source is empty for the default.
-	Source string
-	Line   int
+	// File and Line are where the document was written; File is empty for the default.
+	File string
+	Line int
 }
 
 // Gates are the feature gates.
@@ -111,8 +124,8 @@ type Gates struct {
 
 // FileDiscovery are the parameters of file-discovery.
 type FileDiscovery struct {
-	// Path is the file with the list of endpoints: in the working directory or, when it is not
-	// there, beside the document that names it.
+	// Path is the file with the list of endpoints, absolute once loaded: in the working directory
+	// or, when it is not there, beside the document that names it.
 	Path string `json:"path"`
 	// WatchFile tells to follow changes.
 	WatchFile bool `json:"watchFile"`
@@ -127,6 +140,8 @@ type Plugin struct {
 	// Implied tells that a default added it.
 	Implied bool
 
+	entry  plugin.Entry
+	file   *FileDiscovery
 	decode func(any) error
 }
 
@@ -168,17 +183,3 @@ type EndpointEntry struct {
 	Labels  map[string]string
 	Line    int
 }
-
-// Load reads files and folders. The Config is nil when a problem is an [Error].
-func Load(paths []string, o Options) (*Config, []Problem) { return nil, nil }
-
-// Text reads a configuration from a string, which problems call name.
-func Text(name, text string, o Options) (*Config, []Problem) { return nil, nil }
-
-// PickerFor is the configuration that decides for a pool of that namespace whose
-// endpointPickerRef.name is ref.
-func (c *Config) PickerFor(namespace, ref string) *Picker { return nil }
-
-// ParseEndpoints reads a list of endpoints. What is wrong with one entry is [Skipped]: the
-// others are returned.
-func ParseEndpoints(data []byte, file string) ([]EndpointEntry, []Problem) { return nil, nil }

@@ -34,7 +34,10 @@ type Problem struct {
 }
 
 // String renders the problem as file:line: path: text.
-func (p Problem) String() string {
+func (p Problem) String() string { return p.render("") }
+
+// render puts a word for the severity behind the line.
+func (p Problem) render(word string) string {
 	var b strings.Builder
 	b.WriteString(p.File)
 	if p.Line > 0 {
@@ -43,6 +46,7 @@ func (p Problem) String() string {
 	if b.Len() > 0 {
 		b.WriteString(": ")
 	}
+	b.WriteString(word)
 	if p.Path != "" {
 		b.WriteString(p.Path + ": ")
 	}

@@ -138,8 +138,8 @@ var scheduling = []Entry{
 	entry("data-parallel-profile-handler", Beta, "Runs one profile and names the picked data-parallel rank in a header.", ProfileHandler),
 	entry("disagg-profile-handler", Beta, "Runs decode, prefill and encode profiles for disaggregated serving.", ProfileHandler),
 	old("pd-profile-handler", "disagg-profile-handler", "Runs a decode and, when a decider wants it, a prefill profile.", ProfileHandler),
-	old("disagg-headers-handler", "disagg-profile-handler", "Writes the headers that name prefill and encode endpoints.", ProfileHandler),
-	old("prefill-header-handler", "disagg-profile-handler", "Writes the header that names the prefill endpoint.", ProfileHandler),
+	old("disagg-headers-handler", "disagg-profile-handler", "Writes the headers that name prefill and encode endpoints.", HeaderProcessor),
+	old("prefill-header-handler", "disagg-profile-handler", "Writes the header that names the prefill endpoint.", HeaderProcessor),
 
 	entry("always-disagg-pd-decider", Beta, "Sends every request through a separate prefill.", Decider),
 	entry("prefix-based-pd-decider", Beta, "Asks for a separate prefill when enough of the prompt is not cached.", Decider),

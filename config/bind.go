@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// bind connects the documents: pools with their pickers and their objectives.
+func (l *loader) bind() {
+	d := newLoader(Options{Active: l.o.Active})
+	for _, root := range parse([]byte(defaultPicker), "", d.report) {
+		d.document(&document{loader: d, root: root})
+	}
+	l.cfg.fallback = d.cfg.Pickers[0]
+	l.cfg.fallback.Line = 0
+	l.unnamed()
+	for _, p := range l.cfg.Pools {
+		p.Picker = l.cfg.PickerFor(p.Namespace, p.PickerRef)
+		p.Objectives = map[string]int{}
+	}
+	for _, o := range l.cfg.Objectives {
+		l.objective(o)
+	}
+}
+
+// unnamed reports several pickers that could each be the one for all. When files are only
+// checked they need not belong together.
+func (l *loader) unnamed() {
+	var first *Picker
+	for _, p := range l.cfg.Pickers {
+		switch {
+		case p.Name != "":
+		case first == nil:
+			first = p
+		case !l.partial:
+			l.report(Problem{Severity: Error, File: p.File, Line: p.Line, Path: "metadata.name",
+				Text: fmt.Sprintf("is missing, as at %s: of several configurations each needs the endpointPickerRef.name of its pool", place{first.File, first.Line})})
+		}
+	}
+}
+
+// PickerFor is the configuration that decides for a pool of that namespace whose
+// endpointPickerRef.name is ref: the one of that name, else the one without a name, else the
+// only one, else the default.
+func (c *Config) PickerFor(namespace, ref string) *Picker {
+	here := func(p *Picker) bool { return p.Namespace == "" || p.Namespace == namespace }
+	if i := slices.IndexFunc(c.Pickers, func(p *Picker) bool { return p.Name != "" && p.Name == ref && here(p) }); i >= 0 {
+		return c.Pickers[i]
+	}
+	if i := slices.IndexFunc(c.Pickers, func(p *Picker) bool { return p.Name == "" }); i >= 0 {
+		return c.Pickers[i]
+	}
+	if len(c.Pickers) == 1 {
+		return c.Pickers[0]
+	}
+	return c.fallback
+}
+
+// objective gives an objective to its pools. One without a namespace takes theirs.
+func (l *loader) objective(o Objective) {
+	found := map[string]bool{}
+	for _, p := range l.cfg.Pools {
+		named := slices.Contains(o.PoolRefs, p.Name)
+		if cmp.Or(o.Namespace, p.Namespace) != p.Namespace || !named && (o.PoolSelector == nil || !o.PoolSelector.Matches(p.Labels)) {
+			continue
+		}
+		if named {
+			found[p.Name] = true
+		}
+		if other, twice := p.Objectives[o.Name]; twice && other != o.Priority {
+			l.report(Problem{Severity: Error, File: o.File, Line: o.Line, Path: "metadata.name",
+				Text: fmt.Sprintf("pool %s has an objective %s of priority %d already", p.Name, o.Name, other)})
+		}
+		p.Objectives[o.Name] = o.Priority
+	}
+	var lost []string
+	for _, name := range o.PoolRefs {
+		if !found[name] {
+			lost = append(lost, name)
+		}
+	}
+	if len(lost) > 0 {
+		l.report(Problem{Severity: Warning, File: o.File, Line: o.Line, Path: "spec",
+			Text: fmt.Sprintf("objective %s names %s, which is not among the pools here", o.Name, strings.Join(lost, ", "))})
+	}
+}

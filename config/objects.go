@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"cmp"
+	"slices"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/penstock-project/penstock/api"
+)
+
+func readPool(d *document) {
+	var p api.InferencePool
+	d.decode(&p)
+	if !d.named(p.Metadata.Name) {
+		return
+	}
+	pool := &Pool{
+		Namespace: cmp.Or(p.Metadata.Namespace, d.o.Namespace), Name: p.Metadata.Name,
+		Labels: p.Metadata.Labels, Selector: p.Spec.Selector.MatchLabels,
+		H2C:  p.Spec.AppProtocol == "kubernetes.io/h2c",
+		File: d.file, Line: d.root.Line,
+	}
+	d.unique("InferencePool", pool.Namespace, pool.Name)
+	if len(pool.Selector) == 0 {
+		d.warn("spec.selector", "matchLabels is empty, so all endpoints belong to the pool; an API server would refuse that")
+	}
+	d.oneOf("spec.appProtocol", p.Spec.AppProtocol, "http", "kubernetes.io/h2c")
+	for i, t := range p.Spec.TargetPorts {
+		at := index("spec.targetPorts", i) + ".number"
+		d.port(at, int(t.Number))
+		if slices.Contains(pool.TargetPorts, int(t.Number)) {
+			d.fail(at, "%d is written twice: port numbers must be unique", t.Number)
+		}
+		pool.TargetPorts = append(pool.TargetPorts, int(t.Number))
+	}
+	if n := len(p.Spec.TargetPorts); n == 0 || n > 8 {
+		d.warn("spec.targetPorts", "an API server would refuse %d ports: want 1 to 8", n)
+	}
+	if r := p.Spec.EndpointPickerRef; r != nil {
+		d.pickerRef(r, pool)
+	}
+	d.cfg.Pools = append(d.cfg.Pools, pool)
+}
+
+func (d *document) pickerRef(r *api.EndpointPickerRef, pool *Pool) {
+	const at = "spec.endpointPickerRef"
+	if r.Name == "" {
+		d.fail(at+".name", "is missing")
+	}
+	d.oneOf(at+".failureMode", r.FailureMode, "FailClose", "FailOpen")
+	switch {
+	case r.Port == nil && (r.Kind == "" || r.Kind == "Service"):
+		d.warn(at+".port", "an API server would refuse a Service without port: write port: {number: 9002}")
+	case r.Port != nil:
+		if r.Port.Bare {
+			d.warn(at+".port", "an API server would refuse a bare number here: write port: {number: %d}", r.Port.Number)
+			d.port(at+".port", int(r.Port.Number))
+		} else {
+			d.port(at+".port.number", int(r.Port.Number))
+		}
+		pool.PickerPort = int(r.Port.Number)
+	}
+	pool.PickerRef, pool.FailOpen = r.Name, r.FailureMode == "FailOpen"
+}
+
+func (d *document) port(path string, n int) {
+	if n < 1 || n > 65535 {
+		d.fail(path, "want a port from 1 to 65535, got %d", n)
+	}
+}
+
+func readObjective(d *document) {
+	var o api.InferenceObjective
+	d.decode(&o)
+	if !d.named(o.Metadata.Name) {
+		return
+	}
+	obj := Objective{
+		Namespace: o.Metadata.Namespace, Name: o.Metadata.Name, Priority: int(o.Spec.Priority),
+		PoolSelector: o.Spec.PoolSelector, File: d.file, Line: d.root.Line,
+	}
+	d.unique("InferenceObjective", obj.Namespace, obj.Name)
+	refs, v1 := o.Spec.PoolRefs, o.APIVersion == "llm-d.ai/v1"
+	switch {
+	case v1 && o.Spec.PoolRef != nil:
+		d.fail("spec.poolRef", "belongs to v1alpha2: in %s write poolRefs: [{name: %s}]", o.APIVersion, o.Spec.PoolRef.Name)
+		return
+	case !v1 && field(field(d.root, "spec"), "poolRefs") != nil:
+		d.fail("spec.poolRefs", "belongs to llm-d.ai/v1: in %s write poolRef", o.APIVersion)
+		return
+	case !v1 && o.Spec.PoolSelector != nil:
+		d.fail("spec.poolSelector", "belongs to llm-d.ai/v1: in %s write poolRef", o.APIVersion)
+		return
+	case v1 && len(refs) == 0 && o.Spec.PoolSelector == nil:
+		d.fail("spec", "names no pool: want poolRefs or poolSelector")
+	case !v1 && o.Spec.PoolRef == nil:
+		d.fail("spec", "names no pool: want poolRef")
+	case !v1:
+		d.poolRef("spec.poolRef", *o.Spec.PoolRef)
+		obj.PoolRefs = []string{o.Spec.PoolRef.Name}
+	}
+	for i, r := range refs {
+		at := index("spec.poolRefs", i)
+		d.poolRef(at, r)
+		if slices.Contains(obj.PoolRefs, r.Name) {
+			d.fail(at+".name", "%s is written twice", r.Name)
+		}
+		obj.PoolRefs = append(obj.PoolRefs, r.Name)
+	}
+	if len(refs) > 16 {
+		d.warn("spec.poolRefs", "an API server would refuse %d pools: want at most 16", len(refs))
+	}
+	d.selector("spec.poolSelector", o.Spec.PoolSelector)
+	d.cfg.Objectives = append(d.cfg.Objectives, obj)
+}
+
+func (d *document) poolRef(path string, r api.PoolRef) {
+	if r.Name == "" {
+		d.fail(path+".name", "is missing")
+	}
+	d.oneOf(path+".kind", r.Kind, "InferencePool")
+	d.oneOf(path+".group", r.Group, "inference.networking.k8s.io", "inference.networking.x-k8s.io")
+}
+
+func (d *document) selector(path string, s *api.LabelSelector) {
+	if s == nil {
+		return
+	}
+	if len(s.MatchLabels)+len(s.MatchExpressions) == 0 {
+		d.fail(path, "is empty: want matchLabels or matchExpressions")
+	}
+	for i, r := range s.MatchExpressions {
+		at := index(path+".matchExpressions", i)
+		d.oneOf(at+".operator", cmp.Or(r.Operator, "nothing"), "In", "NotIn", "Exists", "DoesNotExist")
+		if values := r.Operator == "In" || r.Operator == "NotIn"; values != (len(r.Values) > 0) {
+			d.fail(at+".values", "want values with In and NotIn, and none with Exists and DoesNotExist")
+		}
+	}
+}
+
+func readRewrite(d *document) {
+	var r api.InferenceModelRewrite
+	d.decode(&r)
+	if !d.named(r.Metadata.Name) {
+		return
+	}
+	d.unique("InferenceModelRewrite", r.Metadata.Namespace, r.Metadata.Name)
+	if r.Spec.PoolRef == nil {
+		d.fail("spec", "names no pool: want poolRef")
+	} else {
+		d.poolRef("spec.poolRef", *r.Spec.PoolRef)
+	}
+	for i, rule := range r.Spec.Rules {
+		at := index("spec.rules", i)
+		for k, m := range rule.Matches {
+			if m.Model != nil {
+				d.oneOf(index(at+".matches", k)+".model.type", m.Model.Type, "Exact")
+			}
+		}
+		if len(rule.Targets) == 0 {
+			d.fail(at+".targets", "want at least one target")
+		}
+		for k, t := range rule.Targets {
+			if t.Weight != nil && (*t.Weight < 1 || *t.Weight > 1e6) {
+				d.fail(index(at+".targets", k)+".weight", "want 1 to 1000000, got %d", *t.Weight)
+			}
+		}
+	}
+	d.inactive("kind", "InferenceModelRewrite")
+	d.cfg.Rewrites = append(d.cfg.Rewrites, &r)
+}
+
+func readRoute(d *document) {
+	var r api.HTTPRoute
+	d.decode(&r)
+	if !d.named(r.Metadata.Name) {
+		return
+	}
+	d.unique("HTTPRoute", r.Metadata.Namespace, r.Metadata.Name)
+	for i, rule := range r.Spec.Rules {
+		at := index("spec.rules", i)
+		for k, m := range rule.Matches {
+			m1 := index(at+".matches", k)
+			if m.Path != nil {
+				d.oneOf(m1+".path.type", m.Path.Type, "Exact", "PathPrefix", "RegularExpression")
+			}
+			for j, h := range m.Headers {
+				d.oneOf(index(m1+".headers", j)+".type", h.Type, "Exact", "RegularExpression")
+			}
+		}
+		for k, b := range rule.BackendRefs {
+			if b.Name == "" {
+				d.fail(index(at+".backendRefs", k)+".name", "is missing")
+			}
+		}
+	}
+	d.inactive("kind", "HTTPRoute")
+	d.cfg.Routes = append(d.cfg.Routes, &r)
+}
+
+func readGateway(d *document) {
+	var g api.Gateway
+	d.decode(&g)
+	if !d.named(g.Metadata.Name) {
+		return
+	}
+	d.unique("Gateway", g.Metadata.Namespace, g.Metadata.Name)
+	d.inactive("kind", "Gateway")
+	d.cfg.Gateways = append(d.cfg.Gateways, &g)
+}
+
+// readConfigMap reads model mappings; other ConfigMaps are somebody else's.
+func readConfigMap(d *document) {
+	if text(field(field(d.root, "metadata"), "labels"), api.ModelMappingLabel) != "true" {
+		d.problem(Note, "kind", "ConfigMap is ignored: it has no label %s: \"true\"", api.ModelMappingLabel)
+		return
+	}
+	var c api.ConfigMap
+	d.decode(&c)
+	if !d.named(c.Metadata.Name) {
+		return
+	}
+	d.unique("ConfigMap", c.Metadata.Namespace, c.Metadata.Name)
+	m := api.ModelMapping{BaseModel: c.Data["baseModel"]}
+	if m.BaseModel == "" {
+		d.fail("data.baseModel", "is missing")
+	}
+	if err := yaml.Unmarshal([]byte(c.Data["adapters"]), &m.Adapters); err != nil {
+		d.fail("data.adapters", "want a list of names, written as YAML")
+	}
+	d.inactive("kind", "ConfigMap")
+	d.cfg.Mappings = append(d.cfg.Mappings, m)
+}
+
+func readPod(d *document) { d.inactive("kind", "Pod") }

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"bytes"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+
+	"github.com/penstock-project/penstock/api"
+)
+
+// readPenstock reads our own document, of which there is one.
+func readPenstock(d *document) {
+	p := api.Penstock{Spec: api.DefaultPenstock()}
+	d.decode(&p)
+	if first, twice := d.seen["Penstock"]; twice {
+		d.fail("kind", "Penstock is written twice, first at %s", first)
+		return
+	}
+	d.seen["Penstock"] = place{d.file, d.root.Line}
+	listeners := p.Spec.Listeners
+	d.listen("spec.listeners.http", listeners.HTTP)
+	d.listen("spec.listeners.extproc", listeners.ExtProc)
+	d.listen("spec.listeners.metrics", listeners.Metrics)
+	limits := p.Spec.Limits
+	d.positive("spec.limits.maxBodyBytes", int64(limits.MaxBodyBytes))
+	d.positive("spec.limits.maxBufferedBytes", int64(limits.MaxBufferedBytes))
+	d.positive("spec.limits.maxHeaderBytes", int64(limits.MaxHeaderBytes))
+	d.positive("spec.limits.bodyTimeout", int64(limits.BodyTimeout))
+	if limits.MaxBufferedBytes < limits.MaxBodyBytes {
+		d.fail("spec.limits", "maxBufferedBytes %s is less than one body of maxBodyBytes %s", limits.MaxBufferedBytes, limits.MaxBodyBytes)
+	}
+	if h := p.Spec.Trust.Header; h != nil {
+		d.trustHeader(h)
+	}
+	d.cfg.Penstock = p.Spec
+}
+
+func (d *document) positive(path string, n int64) {
+	if n <= 0 {
+		d.fail(path, "must be above 0")
+	}
+}
+
+func (d *document) listen(path, addr string) {
+	if addr == "" {
+		return
+	}
+	_, port, err := net.SplitHostPort(addr)
+	if n, bad := strconv.Atoi(port); err != nil || bad != nil || n < 0 || n > 65535 {
+		d.fail(path, "want an address such as :8080 or 127.0.0.1:8080, got %q", short(addr))
+	}
+}
+
+var headerName = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
+
+// trustHeader checks the secret header, and reads its value from the file when it is there.
+func (d *document) trustHeader(h *api.TrustHeader) {
+	const at = "spec.trust.header"
+	if !headerName.MatchString(h.Name) {
+		d.fail(at+".name", "want the name of a header, got %q", short(h.Name))
+	}
+	switch {
+	case h.Value != "" && h.File != "":
+		d.fail(at, "has value and file: write only one of them")
+	case h.Value == "" && h.File == "":
+		d.fail(at, "has no secret: want value or file")
+	case h.File != "":
+		d.secret(at+".file", h)
+	}
+}
+
+func (d *document) secret(path string, h *api.TrustHeader) {
+	name := h.File
+	if !filepath.IsAbs(name) && filepath.IsAbs(d.abs) {
+		name = filepath.Join(filepath.Dir(d.abs), name)
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		d.fail(path, "%v", err)
+		return
+	}
+	defer f.Close()
+	const most = 4096
+	data, err := io.ReadAll(io.LimitReader(f, most+1))
+	data = bytes.TrimSpace(data)
+	switch {
+	case err != nil:
+		d.fail(path, "%v", err)
+	case len(data) == 0 || len(data) > most:
+		d.fail(path, "want a secret of 1 to %d bytes in %s", most, name)
+	default:
+		h.Value = string(data)
+		d.cfg.Files = append(d.cfg.Files, name)
+	}
+}

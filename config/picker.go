@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"cmp"
+	"errors"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/penstock-project/penstock/api"
+	"github.com/penstock-project/penstock/plugin"
+)
+
+// defaultPicker is what decides when nobody wrote an EndpointPickerConfig.
+const defaultPicker = `
+apiVersion: llm-d.ai/v1
+kind: EndpointPickerConfig
+plugins:
+- type: queue-scorer
+- type: kv-cache-utilization-scorer
+- type: prefix-cache-scorer
+schedulingProfiles:
+- name: default
+  plugins:
+  - {pluginRef: queue-scorer, weight: 2}
+  - {pluginRef: kv-cache-utilization-scorer, weight: 2}
+  - {pluginRef: prefix-cache-scorer, weight: 3}
+`
+
+// pickerDocument is an EndpointPickerConfig on its way to a [Picker].
+type pickerDocument struct {
+	*document
+	spec   api.EndpointPickerConfig
+	picker *Picker
+	v1     bool
+}
+
+func readPicker(d *document) {
+	p := &pickerDocument{document: d, picker: &Picker{File: d.file, Line: d.root.Line}}
+	d.decode(&p.spec)
+	p.v1 = p.spec.APIVersion == "llm-d.ai/v1"
+	p.picker.Name, p.picker.Namespace = p.spec.Metadata.Name, p.spec.Metadata.Namespace
+	if p.picker.Name != "" {
+		d.unique("EndpointPickerConfig", p.picker.Namespace, p.picker.Name)
+	}
+	p.gates()
+	p.plugins()
+	p.handler()
+	p.profiles()
+	p.parsers()
+	p.dataLayer()
+	p.flowControl()
+	d.cfg.Pickers = append(d.cfg.Pickers, p.picker)
+}
+
+func (p *pickerDocument) gates() {
+	g := &p.picker.Gates
+	g.HAPopulateNonLeaderDatastore = true
+	known := map[string]*bool{"flowControl": &g.FlowControl, "haPopulateNonLeaderDatastore": &g.HAPopulateNonLeaderDatastore}
+	names := []string{"flowControl", "haPopulateNonLeaderDatastore"}
+	for i, s := range p.spec.FeatureGates {
+		at := index("featureGates", i)
+		name, value, given := strings.Cut(s, "=")
+		gate := known[name]
+		switch {
+		case gate == nil:
+			near := cmp.Or(plugin.Nearest(name, names), strings.Join(names, " or "))
+			p.fail(at, "unknown feature gate %q: want %s", short(name), near)
+		case given && value != "true" && value != "false":
+			p.fail(at, "want %s=true or %s=false, got %q", name, name, short(value))
+		default:
+			*gate = value != "false"
+		}
+	}
+}
+
+func (p *pickerDocument) plugins() {
+	for i, s := range p.spec.Plugins {
+		at := index("plugins", i)
+		pl := &Plugin{Name: cmp.Or(s.Name, s.Type), Type: s.Type}
+		if twice := slices.IndexFunc(p.picker.Plugins, func(o *Plugin) bool { return o.Name == pl.Name }); twice >= 0 && pl.Name != "" {
+			p.fail(at, "two plugins are named %s: give one of them another name", short(pl.Name))
+		}
+		p.picker.Plugins = append(p.picker.Plugins, pl)
+		if s.Type == "" {
+			p.fail(at+".type", "is missing")
+			continue
+		}
+		p.classify(pl, at)
+		p.parameters(pl, s.Parameters.Node, at)
+	}
+}
+
+// classify looks the type up and says what we think of it.
+func (p *pickerDocument) classify(pl *Plugin, at string) {
+	e, known := plugin.Lookup(pl.Type)
+	if !known && !p.extra(pl.Type) {
+		p.fail(at+".type", "%v", plugin.Unknown(short(pl.Type), plugin.Types()))
+		return
+	}
+	pl.entry = e
+	pl.Active = pl.Type == "file-discovery" || p.o.Active(pl.Type)
+	if e.Stability == plugin.Deprecated {
+		p.warn(at+".type", "%s is deprecated: use %s", pl.Type, e.ReplacedBy)
+	}
+	if !pl.Active {
+		p.warn(at, "accepted, not active yet: %s", pl.Type)
+	}
+}
+
+// extra reports a type that is not the field's but this build's own.
+func (p *pickerDocument) extra(typ string) bool {
+	return p.o.Types != nil && p.o.Types(typ)
+}
+
+// parameters keeps what was written for later and, for an active plugin, tries it now.
+func (p *pickerDocument) parameters(pl *Plugin, n *yaml.Node, at string) {
+	at += ".parameters"
+	if !isNull(n) && n.Kind != yaml.MappingNode {
+		p.fail(at, "want an object, got %s", got(n))
+		return
+	}
+	file := p.file
+	pl.decode = func(v any) error {
+		var ps Problems
+		if !isNull(n) {
+			strict(n, file, at, v, func(q Problem) { ps = append(ps, q) })
+		}
+		if len(ps) > 0 {
+			return ps
+		}
+		return nil
+	}
+	if pl.Type == "file-discovery" {
+		p.discoveryFile(pl, at)
+		return
+	}
+	if !pl.Active || p.o.Validate == nil {
+		return
+	}
+	p.invalid(p.o.Validate(pl.Type, pl.decode), at)
+}
+
+var pathOf = regexp.MustCompile(`^([A-Za-z]\w*(?:\[\d+\]|\.[A-Za-z]\w*)*): `)
+
+// invalid reports the error of a plugin. What Validate says begins with a path below at.
+func (p *pickerDocument) invalid(err error, at string) {
+	var ps Problems
+	joined, several := err.(interface{ Unwrap() []error })
+	switch {
+	case err == nil:
+	case errors.As(err, &ps):
+		for _, q := range ps {
+			p.report(q)
+		}
+	case several:
+		for _, e := range joined.Unwrap() {
+			p.invalid(e, at)
+		}
+	default:
+		msg := err.Error()
+		if m := pathOf.FindStringSubmatch(msg); m != nil {
+			at, msg = at+"."+m[1], msg[len(m[0]):]
+		}
+		p.fail(at, "%s", msg)
+	}
+}
+
+func (p *pickerDocument) discoveryFile(pl *Plugin, at string) {
+	var f FileDiscovery
+	if err := pl.decode(&f); err != nil {
+		p.invalid(err, at)
+		return
+	}
+	if f.Path == "" {
+		p.fail(at+".path", "is missing: want the file with the list of endpoints")
+		return
+	}
+	f.Path = beside(f.Path, p.abs)
+	pl.file = &f
+}
+
+// beside makes a path absolute: relative to the working directory or, when nothing is there but
+// something is in the folder of file, relative to that.
+func beside(path, file string) string {
+	abs, err := filepath.Abs(path)
+	if err != nil || filepath.IsAbs(path) {
+		return path
+	}
+	if _, err := os.Stat(abs); err != nil && filepath.IsAbs(file) {
+		near := filepath.Join(filepath.Dir(file), path)
+		if _, err := os.Stat(near); err == nil {
+			return near
+		}
+	}
+	return abs
+}
+
+// implicit are the plugins that may be referred to without being declared.
+var implicit = []string{"fcfs-ordering-policy", "global-strict-fairness-policy", "static-usage-limit-policy", "utilization-detector"}
+
+// ref finds the plugin that name refers to. One with none of the roles is reported with the
+// given severity.
+func (p *pickerDocument) ref(path, name string, s Severity, roles ...plugin.Role) *Plugin {
+	if name == "" {
+		p.fail(path, "is missing: want the name of a plugin")
+		return nil
+	}
+	i := slices.IndexFunc(p.picker.Plugins, func(o *Plugin) bool { return o.Name == name })
+	if i < 0 && slices.Contains(implicit, name) {
+		return p.imply(name)
+	}
+	if i < 0 {
+		p.dangling(path, name)
+		return nil
+	}
+	pl := p.picker.Plugins[i]
+	if len(pl.entry.Roles) > 0 && !slices.ContainsFunc(roles, pl.entry.Is) {
+		p.problem(s, path, "%s is a %s: want a %s", name, pl.entry.Roles[0], either(roles))
+	}
+	return pl
+}
+
+func (p *pickerDocument) dangling(path, name string) {
+	var names []string
+	for _, pl := range p.picker.Plugins {
+		names = append(names, pl.Name)
+	}
+	_, known := plugin.Lookup(name)
+	near := plugin.Nearest(name, names)
+	switch {
+	case known:
+		p.fail(path, "no plugin is named %s: declare it with - type: %s under plugins", name, name)
+	case near != "":
+		p.fail(path, "no plugin is named %q: did you mean %s?", short(name), near)
+	default:
+		p.fail(path, "no plugin is named %q: plugins declares %s", short(name), cmp.Or(strings.Join(names, ", "), "none"))
+	}
+}
+
+func either(roles []plugin.Role) string {
+	var words []string
+	for _, r := range roles {
+		words = append(words, string(r))
+	}
+	return strings.Join(words, " or ")
+}
+
+// imply adds a plugin that a default brings, with its default parameters.
+func (p *pickerDocument) imply(typ string) *Plugin {
+	for _, pl := range p.picker.Plugins {
+		if pl.Name == typ {
+			return pl
+		}
+	}
+	e, _ := plugin.Lookup(typ)
+	pl := &Plugin{Name: typ, Type: typ, Active: p.o.Active(typ), Implied: true, entry: e}
+	p.picker.Plugins = append(p.picker.Plugins, pl)
+	return pl
+}
