@@ -1,0 +1,416 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scrape
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// Fault is why a poll failed, in a word that fits a label.
+type Fault string
+
+// The faults.
+const (
+	Refused     Fault = "refused"     // nobody listens
+	Unreachable Fault = "unreachable" // no connection for another reason
+	Timeout     Fault = "timeout"
+	Reset       Fault = "reset" // the connection broke
+	TooLarge    Fault = "too-large"
+	Malformed   Fault = "malformed"  // not HTTP, or not what was asked for
+	NoSignals   Fault = "no-signals" // a page without anything known
+	BadValue    Fault = "bad-value"  // a value that cannot be
+)
+
+// Error implements error.
+func (f Fault) Error() string { return string(f) }
+
+const (
+	headLimit  = 64 << 10
+	firstRead  = 32 << 10
+	keepBuffer = 1 << 20 // a worker's buffer that grew beyond is given back
+)
+
+// Dialer opens a connection, as [net.Dialer.DialContext] does.
+type Dialer func(ctx context.Context, network, address string) (net.Conn, error)
+
+// getter asks one path of one address again and again over one connection. It is no general
+// client: it asks for plain bodies, follows no redirect, and reads into its caller's buffer.
+type getter struct {
+	address string
+	request []byte
+	conn    net.Conn
+}
+
+func newGetter(address, path, accept string) *getter {
+	return &getter{address: address, request: []byte("GET " + path + " HTTP/1.1\r\nHost: " + address +
+		"\r\nUser-Agent: penstock\r\nAccept: " + accept + "\r\n\r\n")}
+}
+
+func (g *getter) close() {
+	if g != nil && g.conn != nil {
+		_ = g.conn.Close()
+		g.conn = nil
+	}
+}
+
+// get returns the body of a 200, which lies in *buf until the next call.
+func (g *getter) get(w *worker, limit int) ([]byte, error) {
+	deadline := time.Now().Add(w.timeout)
+	reused := g.conn != nil
+	body, quiet, err := g.once(w, deadline, limit)
+	if err != nil && reused && quiet && fault(err) == Reset {
+		body, _, err = g.once(w, deadline, limit) // it had closed the idle connection
+	}
+	if err != nil {
+		return nil, fault(err)
+	}
+	return body, nil
+}
+
+// once makes one exchange. quiet reports that not a byte came back.
+func (g *getter) once(w *worker, deadline time.Time, limit int) (body []byte, quiet bool, err error) {
+	keep := false
+	defer func() {
+		w.use(nil)
+		if !keep {
+			g.close()
+		}
+	}()
+	if g.conn == nil {
+		ctx, cancel := context.WithDeadline(w.ctx, deadline)
+		g.conn, err = w.dial(ctx, "tcp", g.address)
+		cancel()
+		if err != nil {
+			g.conn = nil
+			return nil, false, dialFault(err)
+		}
+	}
+	if err = g.conn.SetDeadline(deadline); err != nil {
+		return nil, true, err
+	}
+	if !w.use(g.conn) { // after the deadline is set, which stop would overrule
+		return nil, false, context.Canceled
+	}
+	if _, err = g.conn.Write(g.request); err != nil {
+		return nil, true, err
+	}
+	r := reader{c: g.conn, buf: w.buf[:0]}
+	body, keep, err = r.answer(limit)
+	w.buf = r.buf
+	return body, len(r.buf) == 0, err
+}
+
+func dialFault(err error) Fault {
+	switch {
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return Refused
+	case isTimeout(err):
+		return Timeout
+	}
+	return Unreachable
+}
+
+// fault sorts an error of an exchange.
+func fault(err error) Fault {
+	var f Fault
+	switch {
+	case errors.As(err, &f):
+		return f
+	case isTimeout(err):
+		return Timeout
+	}
+	return Reset
+}
+
+func isTimeout(err error) bool {
+	var n net.Error
+	return errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, context.DeadlineExceeded) || errors.As(err, &n) && n.Timeout()
+}
+
+// reader reads one answer into buf, head and body.
+type reader struct {
+	c   net.Conn
+	buf []byte
+	at  int // what of buf was read as an answer's head
+}
+
+// more reads once, with room for at least n bytes.
+func (r *reader) more(n int) error {
+	if cap(r.buf)-len(r.buf) < n {
+		grown := make([]byte, len(r.buf), max(2*cap(r.buf), len(r.buf)+n))
+		copy(grown, r.buf)
+		r.buf = grown
+	}
+	k, err := r.c.Read(r.buf[len(r.buf):cap(r.buf)])
+	r.buf = r.buf[:len(r.buf)+k]
+	if k > 0 {
+		return nil
+	}
+	return err
+}
+
+// answer reads one answer. keep reports that the connection can be used again.
+func (r *reader) answer(limit int) (body []byte, keep bool, err error) {
+	var h head
+	for {
+		if h, err = r.head(); err != nil {
+			return nil, false, err
+		}
+		if h.status >= 200 {
+			break
+		}
+	}
+	if h.status != 200 {
+		// Its body is of no interest, but its end is where the connection can be used again.
+		if _, keep, err = r.body(&h, headLimit); err != nil {
+			keep = false
+		}
+		return nil, keep, Fault("status-" + strconv.Itoa(h.status))
+	}
+	return r.body(&h, limit)
+}
+
+func (r *reader) body(h *head, limit int) (body []byte, keep bool, err error) {
+	start := r.at
+	switch {
+	case h.status == 204 || h.status == 304:
+		return nil, h.keep && len(r.buf) == start, nil
+	case h.chunked:
+		body, end, err := r.chunks(start, limit)
+		return body, h.keep && end == len(r.buf), err
+	case h.length >= 0:
+		if h.length > int64(limit) {
+			return nil, false, TooLarge
+		}
+		end := start + int(h.length)
+		for len(r.buf) < end {
+			if err := r.more(end - len(r.buf)); err != nil {
+				return nil, false, broken(err)
+			}
+		}
+		return r.buf[start:end], h.keep && end == len(r.buf), nil
+	}
+	for { // to the end of the connection
+		if err := r.more(firstRead); err == io.EOF {
+			return r.buf[start:], false, nil
+		} else if err != nil {
+			return nil, false, err
+		}
+		if len(r.buf)-start > limit {
+			return nil, false, TooLarge
+		}
+	}
+}
+
+// chunks decodes a chunked body where it lies.
+func (r *reader) chunks(start, limit int) (body []byte, end int, err error) {
+	in, out := start, start
+	for {
+		i := bytes.IndexByte(r.buf[in:], '\n')
+		if i < 0 {
+			if len(r.buf)-in > headLimit {
+				return nil, 0, Malformed
+			}
+			if err := r.more(firstRead); err != nil {
+				return nil, 0, broken(err)
+			}
+			continue
+		}
+		n, ok := chunkSize(r.buf[in : in+i])
+		if !ok {
+			return nil, 0, Malformed
+		}
+		in += i + 1
+		if n == 0 {
+			break
+		}
+		if out-start+n > limit {
+			return nil, 0, TooLarge
+		}
+		for len(r.buf) < in+n+2 {
+			if err := r.more(in + n + 2 - len(r.buf)); err != nil {
+				return nil, 0, broken(err)
+			}
+		}
+		if r.buf[in+n] != '\r' || r.buf[in+n+1] != '\n' {
+			return nil, 0, Malformed
+		}
+		out += copy(r.buf[out:], r.buf[in:in+n])
+		in += n + 2
+	}
+	for { // trailers
+		i := bytes.IndexByte(r.buf[in:], '\n')
+		if i < 0 {
+			if len(r.buf)-in > headLimit {
+				return nil, 0, Malformed
+			}
+			if err := r.more(firstRead); err != nil {
+				return nil, 0, broken(err)
+			}
+			continue
+		}
+		line := bytes.TrimRight(r.buf[in:in+i], "\r")
+		in += i + 1
+		if len(line) == 0 {
+			return r.buf[start:out], in, nil
+		}
+	}
+}
+
+func chunkSize(line []byte) (int, bool) {
+	if i := bytes.IndexByte(line, ';'); i >= 0 {
+		line = line[:i]
+	}
+	line = bytes.TrimRight(line, " \t\r")
+	if len(line) == 0 || len(line) > 7 {
+		return 0, false
+	}
+	n := 0
+	for _, c := range line {
+		switch {
+		case c >= '0' && c <= '9':
+			n = n<<4 | int(c-'0')
+		case c|0x20 >= 'a' && c|0x20 <= 'f':
+			n = n<<4 | int(c|0x20-'a'+10)
+		default:
+			return 0, false
+		}
+	}
+	return n, true
+}
+
+// broken makes an end in the middle an error that says so.
+func broken(err error) error {
+	if err == io.EOF {
+		return Reset
+	}
+	return err
+}
+
+// head is what matters of an answer's head.
+type head struct {
+	status  int
+	length  int64 // -1 when not told
+	chunked bool
+	keep    bool
+}
+
+// head reads the next head and moves r.at behind it.
+func (r *reader) head() (head, error) {
+	for {
+		if i := bytes.Index(r.buf[r.at:], []byte("\r\n\r\n")); i >= 0 {
+			h, ok := parseHead(r.buf[r.at : r.at+i+2])
+			r.at += i + 4
+			if !ok {
+				return h, Malformed
+			}
+			return h, nil
+		}
+		if len(r.buf)-r.at > headLimit {
+			return head{}, Malformed
+		}
+		if err := r.more(firstRead); err != nil {
+			return head{}, broken(err)
+		}
+	}
+}
+
+func parseHead(b []byte) (head, bool) {
+	h := head{length: -1}
+	i := bytes.IndexByte(b, '\n')
+	line := b[:i]
+	if len(line) < 12 || string(line[:7]) != "HTTP/1." || line[8] != ' ' {
+		return h, false
+	}
+	status, ok := count(line[9:12])
+	if !ok || status < 100 {
+		return h, false
+	}
+	h.status, h.keep = status, line[7] == '1'
+	for b = b[i+1:]; len(b) > 0; b = b[i+1:] {
+		i = bytes.IndexByte(b, '\n')
+		name, value, ok := bytes.Cut(b[:i], []byte(":"))
+		if !ok {
+			return h, false
+		}
+		value = bytes.TrimSpace(value)
+		switch {
+		case is(name, "content-length"):
+			n, ok := count(value)
+			if !ok {
+				return h, false
+			}
+			h.length = int64(n)
+		case is(name, "transfer-encoding"):
+			if !is(value, "chunked") {
+				return h, false
+			}
+			h.chunked = true
+		case is(name, "connection"):
+			if is(value, "close") {
+				h.keep = false
+			}
+		case is(name, "content-encoding"):
+			if !is(value, "identity") {
+				return h, false
+			}
+		}
+	}
+	return h, true
+}
+
+// is compares without regard to case; want is lower case.
+func is(b []byte, want string) bool {
+	if len(b) != len(want) {
+		return false
+	}
+	for i, c := range b {
+		if c >= 'A' && c <= 'Z' {
+			c |= 0x20
+		}
+		if c != want[i] {
+			return false
+		}
+	}
+	return true
+}
+
+// worker is what a worker owns.
+type worker struct {
+	ctx     context.Context
+	timeout time.Duration
+	dial    Dialer
+	buf     []byte
+	page    Page
+
+	mu      sync.Mutex
+	conn    net.Conn // in use
+	stopped bool
+}
+
+// use says which connection is in use. It reports false when the worker is to stop.
+func (w *worker) use(c net.Conn) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.conn = c
+	return !w.stopped
+}
+
+// stop breaks off what the worker does.
+func (w *worker) stop() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stopped = true
+	if w.conn != nil {
+		_ = w.conn.SetDeadline(time.Unix(1, 0))
+	}
+}

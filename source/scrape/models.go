@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scrape
+
+import (
+	"encoding/json"
+)
+
+const (
+	maxModels = 1 << 20 // bytes of a list of models
+	maxModel  = 512     // bytes of a model's name
+)
+
+// readModels tells the store which models a list names; adapters are on it too.
+func (r *runner) readModels(j job, body []byte) error {
+	var list struct {
+		Data *[]struct {
+			ID string `json:"id"`
+		} `json:"data"`
+	}
+	if err := json.Unmarshal(body, &list); err != nil || list.Data == nil {
+		r.opt.Extracted(ModelsSource, ModelsExtractor, j.load, string(Malformed))
+		return Malformed
+	}
+	ids := make([]string, 0, len(*list.Data))
+	for _, m := range *list.Data {
+		if m.ID != "" && len(m.ID) <= maxModel {
+			ids = append(ids, m.ID)
+		}
+	}
+	r.store.TellModels(j.ep.ID, j.load, ids)
+	return nil
+}

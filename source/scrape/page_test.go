@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package scrape
+
+import (
+	"bytes"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+)
+
+// vllmPage makes a page as a busy vLLM serves it, of about size bytes: all its histograms for as many
+// engines as it takes, with the few families that matter among them.
+func vllmPage(size int) []byte {
+	var b bytes.Buffer
+	histograms := []string{"time_to_first_token_seconds", "time_per_output_token_seconds", "inter_token_latency_seconds",
+		"e2e_request_latency_seconds", "request_queue_time_seconds", "request_inference_time_seconds", "request_prefill_time_seconds",
+		"request_decode_time_seconds", "request_prompt_tokens", "request_generation_tokens", "request_max_num_generation_tokens",
+		"request_params_n", "request_params_max_tokens", "iteration_tokens_total", "kv_block_lifetime_seconds", "num_tokens_per_step"}
+	b.WriteString("# HELP python_gc_objects_collected_total Objects collected during gc\n# TYPE python_gc_objects_collected_total counter\n")
+	for g := range 3 {
+		fmt.Fprintf(&b, "python_gc_objects_collected_total{generation=\"%d\"} %d.0\n", g, 1000*g)
+	}
+	for engine := 0; b.Len() < size; engine++ {
+		l := fmt.Sprintf(`engine="%d",model_name="meta-llama/Llama-3.3-70B-Instruct"`, engine)
+		for i, h := range histograms {
+			if i == 5 {
+				fmt.Fprintf(&b, "# HELP vllm:num_requests_waiting Number of requests waiting to be processed.\n# TYPE vllm:num_requests_waiting gauge\n"+
+					"vllm:num_requests_waiting{%[1]s} 3.0\n# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{%[1]s} 17.0\n"+
+					"# TYPE vllm:kv_cache_usage_perc gauge\nvllm:kv_cache_usage_perc{%[1]s} 0.4375\n"+
+					"vllm:cache_config_info{block_size=\"16\",cache_dtype=\"auto\",enable_prefix_caching=\"True\",engine=\"0\",gpu_memory_utilization=\"0.9\",num_gpu_blocks=\"8192\"} 1.0\n"+
+					"vllm:generation_tokens_total{%[1]s} 123456.0\nvllm:num_preemptions_total{%[1]s} 0.0\n", l)
+			}
+			fmt.Fprintf(&b, "# HELP vllm:%[1]s Histogram of %[1]s.\n# TYPE vllm:%[1]s histogram\n", h)
+			for k := range 22 {
+				fmt.Fprintf(&b, "vllm:%s_bucket{%s,le=\"%g\"} %d.0\n", h, l, math.Ldexp(0.001, k), 100*k)
+			}
+			fmt.Fprintf(&b, "vllm:%[1]s_bucket{%[2]s,le=\"+Inf\"} 2200.0\nvllm:%[1]s_count{%[2]s} 2200.0\nvllm:%[1]s_sum{%[2]s} 12345.678\n", h, l)
+		}
+	}
+	return b.Bytes()
+}
+
+// show writes a page's values as a reader would: unknown is "-", what cannot be is "!".
+func show(p *Page) string {
+	var b strings.Builder
+	for i, v := range []Value{p.Waiting, p.Running, p.KVUsage, p.BlockSize, p.NumBlocks} {
+		if i > 0 {
+			b.WriteByte(' ')
+		}
+		switch v.State {
+		case Absent:
+			b.WriteByte('-')
+		case Bad:
+			b.WriteByte('!')
+		default:
+			fmt.Fprintf(&b, "%g", v.Value)
+		}
+	}
+	if p.MaxAdapters != 0 || len(p.Adapters)+len(p.Queued) > 0 {
+		fmt.Fprintf(&b, " lora=%v/%v/%d", Split(p.Adapters), Split(p.Queued), p.MaxAdapters)
+	}
+	return b.String()
+}
+
+func TestScan(t *testing.T) {
+	for _, c := range []struct{ name, page, want, engine string }{
+		// The fixtures F2 of BL-09.
+		{"F2 old name", "vllm:gpu_cache_usage_perc 0.95\n", "- - 0.95 - -", "vllm"},
+		{"F2 new name", "vllm:kv_cache_usage_perc 0.95\n", "- - 0.95 - -", "vllm"},
+		{"F2 both, new wins", "vllm:gpu_cache_usage_perc 0.10\nvllm:kv_cache_usage_perc 0.95\n", "- - 0.95 - -", "vllm"},
+		{"F2 both, other order", "vllm:kv_cache_usage_perc 0.95\nvllm:gpu_cache_usage_perc 0.10\n", "- - 0.95 - -", "vllm"},
+		{"F2 two engines", "vllm:num_requests_waiting{engine=\"0\"} 40\nvllm:num_requests_waiting{engine=\"1\"} 0\n", "40 - - - -", "vllm"},
+		{"F2 sglang", "sglang:num_queue_reqs 12\nsglang:token_usage 0.9\n", "12 - 0.9 - -", "sglang"},
+		{"F2 a ratio of 87", "vllm:kv_cache_usage_perc 87\n", "- - ! - -", "vllm"},
+		{"F2 nothing", "", "- - - - -", ""},
+		{"F2 a login page", "<html><body><form>login vllm:num_requests_waiting 0</form></body></html>\n", "- - - - -", ""},
+
+		{"usage is the largest", "vllm:kv_cache_usage_perc{engine=\"0\"} 0.2\nvllm:kv_cache_usage_perc{engine=\"1\"} 0.7\nvllm:kv_cache_usage_perc{engine=\"2\"} 0.1\n", "- - 0.7 - -", "vllm"},
+		{"a bad series spoils the sum", "vllm:num_requests_waiting{engine=\"0\"} 40\nvllm:num_requests_waiting{engine=\"1\"} NaN\n", "! - - - -", "vllm"},
+		{"negative", "vllm:num_requests_running -1\n", "- ! - - -", "vllm"},
+		{"infinite", "vllm:num_requests_running +Inf\n", "- ! - - -", "vllm"},
+		{"a bad new name does not fall back", "vllm:gpu_cache_usage_perc 0.10\nvllm:kv_cache_usage_perc 87\n", "- - ! - -", "vllm"},
+		{"exponent", "vllm:num_requests_waiting 1e+00\nvllm:kv_cache_usage_perc 5.0e-1\n", "1 - 0.5 - -", "vllm"},
+		{"CRLF", "vllm:num_requests_waiting 4\r\nvllm:num_requests_running{a=\"b\"} 5\r\n", "4 5 - - -", "vllm"},
+		{"no line break at the end", "vllm:num_requests_waiting 4", "4 - - - -", "vllm"},
+		{"time stamps", "vllm:num_requests_waiting 4 1700000000000\nvllm:num_requests_running{a=\"b\"} 5 -17\n", "4 5 - - -", "vllm"},
+		{"OpenMetrics", "vllm:num_requests_waiting 4 1700000000.123\nvllm:num_requests_running 2 # {trace=\"1\"} 3\n# EOF\n", "4 2 - - -", "vllm"},
+		{"blanks", "  vllm:num_requests_waiting\t{ engine = \"0\" , a=\"b\", }  4\n", "4 - - - -", "vllm"},
+		{"braces and commas in values", "vllm:num_requests_waiting{a=\"},\\\"{\",b=\"\\\\\"} 4\n", "4 - - - -", "vllm"},
+		{"longer names", "vllm:num_requests_waiting_total 4\nvllm:kv_cache_usage_perc_x{} 1\n", "- - - - -", ""},
+		{"no value", "vllm:num_requests_waiting\nvllm:num_requests_running \nvllm:kv_cache_usage_perc{\n", "- - - - -", ""},
+		{"words for values", "vllm:num_requests_waiting none\nvllm:num_requests_running 0x10\nvllm:kv_cache_usage_perc 1 of 2\n", "- - - - -", ""},
+		{"comments", "# vllm:num_requests_waiting 4\n#vllm:num_requests_running 4\n", "- - - - -", ""},
+		{"cache info", "vllm:cache_config_info{num_gpu_blocks=\"8192\",x=\"y\",block_size=\"16\"} 1.0\n", "- - - 16 8192", ""},
+		{"cache info of two engines", "vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"100\"} 1\nvllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"50\"} 1\n", "- - - 16 150", ""},
+		{"cache info unset", "vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"None\"} 1\n", "- - - 16 -", ""},
+		{"newest adapters", "vllm:lora_requests_info{max_lora=\"4\",running_lora_adapters=\"old\",waiting_lora_adapters=\"\"} 1.7e+09\n" +
+			"vllm:lora_requests_info{waiting_lora_adapters=\"w\",max_lora=\"4\",running_lora_adapters=\"a, b,,\"} 1.700000001e+09\n", "- - - - - lora=[a b]/[w]/4", ""},
+		{"no adapters", "vllm:lora_requests_info{max_lora=\"2\",running_lora_adapters=\"\",waiting_lora_adapters=\"\"} 1.7e+09\n", "- - - - - lora=[]/[]/2", ""},
+		{"trtllm", "trtllm_num_requests_waiting 1\ntrtllm_num_requests_running 2\ntrtllm_kv_cache_utilization 0.5\ntrtllm_kv_cache_tokens_per_block 32\ntrtllm_kv_cache_max_blocks 99\n", "1 2 0.5 32 99", "trtllm-serve"},
+		{"triton", "nv_trt_llm_request_metrics{model=\"m\",request_type=\"waiting\",version=\"1\"} 7\nnv_trt_llm_request_metrics{request_type=\"scheduled\"} 8\n" +
+			"nv_trt_llm_request_metrics{request_type=\"max\"} 512\nnv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=\"fraction\"} 0.25\n" +
+			"nv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=\"tokens_per\"} 64\nnv_trt_llm_kv_cache_block_metrics{kv_cache_block_type=\"max\"} 1000\n", "7 8 0.25 64 1000", "triton-tensorrt-llm"},
+		{"a whole page", string(vllmPage(30 << 10)), "3 17 0.4375 16 8192", "vllm"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var p Page
+			Scan([]byte(c.page), Default, &p)
+			if got := show(&p); got != c.want || p.Engine() != c.engine {
+				t.Errorf("got %s of %q, want %s of %q", got, p.Engine(), c.want, c.engine)
+			}
+		})
+	}
+}
+
+func TestScanSaysWhichNameItRead(t *testing.T) {
+	var p Page
+	Scan([]byte("vllm:gpu_cache_usage_perc 0.95\n"), Default, &p)
+	if p.KVUsage.Row.Family != "vllm:gpu_cache_usage_perc" {
+		t.Errorf("got %q", p.KVUsage.Row.Family)
+	}
+}
+
+func TestParseAgreesWithStrconv(t *testing.T) {
+	for _, s := range []string{"0", "1", "0.0", "1.", ".5", "0.4375", "0.1", "123456789012345", "1234567890123456", "0.123456789012345", "99999999.9999999", "1e5", "1E-5", "-3", "+3", "Inf", "NaN"} {
+		fast, ok1 := parse([]byte(s))
+		slow, ok2 := parseSlow([]byte(s))
+		if ok1 != ok2 || math.Float64bits(fast) != math.Float64bits(slow) {
+			t.Errorf("%s: got %v %v, want %v %v", s, fast, ok1, slow, ok2)
+		}
+	}
+	for _, s := range []string{"", ".", "-", "1..2", "0x1p3", "1_000", "1e", "a"} {
+		if v, ok := parse([]byte(s)); ok {
+			t.Errorf("%q: got %v", s, v)
+		}
+	}
+}
+
+func TestScanDoesNotAllocate(t *testing.T) {
+	page := vllmPage(100 << 10)
+	page = append(page, "vllm:lora_requests_info{max_lora=\"4\",running_lora_adapters=\"a\",waiting_lora_adapters=\"\"} 1.7e+09\n"...)
+	var p Page
+	if n := testing.AllocsPerRun(100, func() { Scan(page, Default, &p) }); n != 0 {
+		t.Errorf("got %v allocations, want 0", n)
+	}
+}
+
+// expected reads what we need with Prometheus' own parser; nil when it refuses the page.
+func expected(page []byte) *Page {
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(bytes.NewReader(page))
+	if err != nil {
+		return nil
+	}
+	p := &Page{}
+	for i := range Default.rows {
+		r := &Default.rows[i]
+		f := families[r.Family]
+		if f == nil {
+			continue
+		}
+		for _, m := range f.Metric {
+			var v float64
+			switch f.GetType() {
+			case dto.MetricType_GAUGE:
+				v = m.GetGauge().GetValue()
+			case dto.MetricType_COUNTER:
+				v = m.GetCounter().GetValue()
+			case dto.MetricType_UNTYPED:
+				v = m.GetUntyped().GetValue()
+			default:
+				return nil // a family that cannot be ours
+			}
+			labels := series{}
+			for _, l := range m.Label {
+				labels.keep([]byte(l.GetName()), []byte(l.GetValue()), r)
+			}
+			if r.Label == "" || labels.chosen {
+				p.take(v, r, i, &labels)
+			}
+		}
+	}
+	return p
+}
+
+func FuzzScan(f *testing.F) {
+	f.Add([]byte("# TYPE vllm:num_requests_waiting gauge\nvllm:num_requests_waiting{engine=\"0\",x=\"a\\\"}b\"} 4.5e+1 123\n"))
+	f.Add([]byte("vllm:kv_cache_usage_perc 0.5\nvllm:gpu_cache_usage_perc{} 0.1\nsglang:num_queue_reqs{a=\"b\",} 3\n"))
+	f.Add([]byte("vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"9\"} 1\nvllm:lora_requests_info{max_lora=\"4\",running_lora_adapters=\"a,b\",waiting_lora_adapters=\"\"} 1.7e+09\n"))
+	f.Add([]byte("nv_trt_llm_request_metrics{request_type=\"waiting\"} 7\n<html>\n"))
+	f.Add(vllmPage(1 << 10))
+	f.Fuzz(func(t *testing.T, page []byte) {
+		var got Page
+		Scan(page, Default, &got)
+		want := expected(page)
+		if want == nil || bytes.ContainsAny(page, "\\\r") || quotedName(page) {
+			return // we are more lenient, or keep escapes as they stand
+		}
+		if g, w := show(&got), show(want); g != w {
+			t.Errorf("got %s, want %s", g, w)
+		}
+	})
+}
+
+// quotedName finds names in quotes, {"like this"}, which no engine writes and we do not read.
+func quotedName(page []byte) bool {
+	return slices.ContainsFunc(bytes.Split(page, []byte("\n")), func(l []byte) bool {
+		return bytes.Contains(bytes.ReplaceAll(bytes.ReplaceAll(l, []byte(" "), nil), []byte("\t"), nil), []byte(`{"`)) ||
+			bytes.Contains(bytes.ReplaceAll(bytes.ReplaceAll(l, []byte(" "), nil), []byte("\t"), nil), []byte(`,"`))
+	})
+}
+
+func BenchmarkScanPage(b *testing.B) {
+	page := vllmPage(100 << 10)
+	var p Page
+	b.SetBytes(int64(len(page)))
+	b.ReportAllocs()
+	for b.Loop() {
+		Scan(page, Default, &p)
+	}
+}
