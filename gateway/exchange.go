@@ -282,6 +282,9 @@ func (x *Exchange) decide(c *sched.Cycle) bool {
 	start := time.Now()
 	p := x.lane.Profile
 	p.Produce(c)
+	if c.Tokens == 0 {
+		c.Tokens = x.sent().Len() / kvcache.TokenBytes // nobody looked at the prompt
+	}
 	x.lane.mu.Lock()
 	ok := p.Decide(c)
 	var pick *fleet.Endpoint
@@ -296,16 +299,13 @@ func (x *Exchange) decide(c *sched.Cycle) bool {
 		return false
 	}
 	p.Placed(c, pick)
-	x.order = make([]*fleet.Endpoint, 0, min(len(c.Order), maxFallbacks))
+	x.order = make([]*fleet.Endpoint, 0, min(len(c.Order), sched.Ranked))
 	for _, i := range c.Order[:cap(x.order)] {
 		x.order = append(x.order, c.Candidates[i])
 	}
 	x.record(p, c)
 	return true
 }
-
-// maxFallbacks bounds the endpoints that a request may be tried on.
-const maxFallbacks = 16
 
 // record keeps what the outcome tells of the decision.
 func (x *Exchange) record(p *sched.Profile, c *sched.Cycle) {
@@ -430,11 +430,17 @@ func (x *Exchange) Pass(p []byte) {
 	if x.answer == nil || len(p) == 0 {
 		return
 	}
+	start := time.Now()
 	x.answer.Feed(p)
+	now := time.Now()
+	x.out.Answering += now.Sub(start)
 	if x.answer.Output || !x.sse {
-		x.out.Last = time.Since(x.out.Start)
-		if x.out.TTFT == 0 {
+		last := x.out.Last
+		x.out.Last = start.Sub(x.out.Start)
+		if last == 0 {
 			x.out.TTFT = x.out.Last
+		} else if x.sse {
+			x.out.Gaps.Add(x.out.Last - last)
 		}
 	}
 }

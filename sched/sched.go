@@ -44,7 +44,7 @@ type Cycle struct {
 	// Scores holds each scorer's scores in the order of the profile, Total their weighted sum.
 	Scores [][]float64
 	Total  []float64
-	// Order lists candidates from the best to the worst; the first is the pick.
+	// Order lists candidates, the pick first; the first Ranked are in order from the best.
 	Order []int
 
 	Hasher  kvcache.Hasher
@@ -109,6 +109,9 @@ type Profile struct {
 	Scorers   []Weighted
 	Picker    Named[Picker]
 }
+
+// Ranked is how many candidates a picker puts into order: the pick and its fallbacks.
+const Ranked = 16
 
 // Reserve is what each request that was sent to an endpoint and cannot show in its signals
 // yet takes off that endpoint's total, as a share of the sum of weights. It is small against

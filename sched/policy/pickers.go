@@ -3,9 +3,7 @@
 package policy
 
 import (
-	"cmp"
 	"math"
-	"slices"
 
 	"github.com/penstock-project/penstock/sched"
 )
@@ -67,7 +65,19 @@ func shuffle(c *sched.Cycle) {
 	}
 }
 
-// byKey sorts positions by falling key and keeps the order of equals.
+// byKey brings the positions with the highest keys to the front, in falling order; equals keep theirs.
+// The rest follows in any order: nobody is sent further than [sched.Ranked] endpoints.
 func byKey(order []int, key []float64) {
-	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(key[b], key[a]) })
+	for k := range min(sched.Ranked, len(order)) {
+		best := k
+		for i := k + 1; i < len(order); i++ {
+			if key[order[i]] > key[order[best]] {
+				best = i
+			}
+		}
+		// A rotation, not a swap, so that equals keep their order.
+		top := order[best]
+		copy(order[k+1:best+1], order[k:best])
+		order[k] = top
+	}
 }

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package penstock
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/penstock-project/penstock/config"
+	"github.com/penstock-project/penstock/fleet"
+	"github.com/penstock-project/penstock/flow"
+	"github.com/penstock-project/penstock/gateway"
+	"github.com/penstock-project/penstock/sched"
+	"github.com/penstock-project/penstock/sched/policy"
+)
+
+// inherent are plugin types that need no building: what they ask for always happens.
+var inherent = map[string]bool{
+	"file-discovery": true, "openai-parser": true, "anthropic-parser": true, "vllmhttp-parser": true, "passthrough-parser": true,
+}
+
+// options tell config which plugins this build acts on and how to check their parameters.
+func options(namespace string) config.Options {
+	return config.Options{
+		Namespace: namespace,
+		Active: func(name string) bool {
+			return inherent[name] || policy.Filters[name] != nil || policy.Scorers[name] != nil ||
+				policy.Pickers[name] != nil || policy.Producers[name] != nil || policy.Handlers[name] != nil
+		},
+		Validate: func(typ string, decode func(any) error) error {
+			_, err := construct(typ, decode)
+			return err
+		},
+	}
+}
+
+// construct makes a plugin of any active type.
+func construct(typ string, decode func(any) error) (any, error) {
+	switch {
+	case policy.Filters[typ] != nil:
+		return policy.Filters.New(typ, decode)
+	case policy.Scorers[typ] != nil:
+		return policy.Scorers.New(typ, decode)
+	case policy.Pickers[typ] != nil:
+		return policy.Pickers.New(typ, decode)
+	case policy.Producers[typ] != nil:
+		return policy.Producers.New(typ, decode)
+	case policy.Handlers[typ] != nil:
+		return policy.Handlers.New(typ, decode)
+	case typ == "file-discovery":
+		v := &config.FileDiscovery{}
+		return v, decode(v)
+	}
+	return nil, nil
+}
+
+// lane is a pool's lane with the text of what it was built from.
+type lane struct {
+	*gateway.Lane
+	from string
+}
+
+// buildLane makes what serves a pool from its EndpointPickerConfig.
+func buildLane(p *config.Picker) (lane, error) {
+	profile := p.Profiles[0]
+	out := &sched.Profile{Name: profile.Name}
+	var from strings.Builder
+	note := func(ref config.Ref, v any) {
+		b, _ := json.Marshal(v) // plugins are plain structs; one that were not would only rebuild more often
+		fmt.Fprintf(&from, "%s %s %g %s\n", ref.Name, ref.Type, ref.Weight, b)
+	}
+	built := map[string]any{}
+	wantsPrefix := false
+	for _, ref := range profile.Plugins {
+		if !ref.Active {
+			continue
+		}
+		v := built[ref.Name]
+		if v == nil {
+			var err error
+			if v, err = construct(ref.Type, ref.Decode); err != nil {
+				return lane{}, err
+			}
+			built[ref.Name] = v
+		}
+		note(ref, v)
+		if f, ok := v.(sched.Filter); ok {
+			out.Filters = append(out.Filters, sched.Named[sched.Filter]{Name: ref.Name, Plugin: f})
+		}
+		if s, ok := v.(sched.Scorer); ok {
+			out.Scorers = append(out.Scorers, sched.Weighted{Name: ref.Name, Scorer: s, Weight: ref.Weight})
+			_, prefix := s.(*policy.PrefixCacheScorer)
+			wantsPrefix = wantsPrefix || prefix
+		}
+		if k, ok := v.(sched.Picker); ok {
+			out.Picker = sched.Named[sched.Picker]{Name: ref.Name, Plugin: k}
+		}
+	}
+	if out.Picker.Plugin == nil {
+		out.Picker = sched.Named[sched.Picker]{Name: "max-score-picker", Plugin: policy.Pickers["max-score-picker"]()}
+	}
+	if wantsPrefix {
+		producer, err := prefixProducer(p, note)
+		if err != nil {
+			return lane{}, err
+		}
+		out.Producers = append(out.Producers, producer)
+	}
+	endpoints := 1
+	if n, ok := out.Picker.Plugin.(interface{ Endpoints() int }); ok {
+		endpoints = n.Endpoints()
+	}
+	return lane{&gateway.Lane{Gate: flow.NewLegacy(), Profile: out, Endpoints: endpoints}, from.String()}, nil
+}
+
+// prefixProducer is the declared producer of prefix matches, or the default one.
+func prefixProducer(p *config.Picker, note func(config.Ref, any)) (sched.Producer, error) {
+	for _, d := range p.Plugins {
+		if policy.Producers[d.Type] != nil {
+			v, err := policy.Producers.New(d.Type, d.Decode)
+			note(config.Ref{Plugin: d}, v)
+			return v, err
+		}
+	}
+	return policy.Producers["approx-prefix-cache-producer"](), nil
+}
+
+// site is what runs: the store, the gateway, and what the configuration last said.
+type site struct {
+	store *fleet.Store
+	gw    *gateway.Gateway
+	log   *slog.Logger
+
+	mu      sync.Mutex
+	lanes   map[fleet.ID]lane
+	sources map[string]bool // endpoint files
+}
+
+// apply puts a configuration into force. On an error nothing has changed.
+func (s *site) apply(cfg *config.Config) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	lanes, next := gateway.Lanes{}, map[fleet.ID]lane{}
+	var pools []fleet.PoolSpec
+	for _, p := range cfg.Pools {
+		id := fleet.ID{Namespace: p.Namespace, Name: p.Name}
+		l, err := buildLane(p.Picker)
+		if err != nil {
+			return err
+		}
+		if old, ok := s.lanes[id]; ok && old.from == l.from {
+			l = old // with what its index knows
+		}
+		next[id], lanes[id] = l, l.Lane
+		pools = append(pools, fleet.PoolSpec{ID: id, Selector: p.Selector, H2C: p.H2C, Picker: p.PickerRef, Objectives: p.Objectives})
+	}
+	files := map[string]bool{}
+	for _, f := range cfg.Endpoints {
+		files[f.File] = true
+		s.store.SetEndpoints("file:"+f.File, specs(f.Entries))
+	}
+	for old := range s.sources {
+		if !files[old] {
+			s.store.SetEndpoints("file:"+old, nil)
+		}
+	}
+	s.sources, s.lanes = files, next
+	s.gw.SetLanes(lanes)
+	s.store.SetPools(pools)
+	return nil
+}
+
+// specs turns a list of endpoints into what the store takes.
+func specs(entries []config.EndpointEntry) []fleet.EndpointSpec {
+	out := make([]fleet.EndpointSpec, 0, len(entries))
+	for _, e := range entries {
+		out = append(out, fleet.EndpointSpec{
+			ID:      fleet.ID{Namespace: e.Namespace, Name: e.Name},
+			Address: net.JoinHostPort(e.Address, strconv.Itoa(e.Port)),
+			Labels:  e.Labels,
+		})
+	}
+	return out
+}
+
+// discoveries are the endpoint files that pickers name and that were not read as manifests.
+func discoveries(cfg *config.Config) []string {
+	read := map[string]bool{}
+	for _, f := range cfg.Endpoints {
+		read[f.File] = true
+	}
+	var out []string
+	for _, p := range cfg.Pickers {
+		if p.File == nil {
+			continue
+		}
+		if path := beside(p.File.Path, p.Source); !read[path] {
+			read[path] = true
+			out = append(out, path)
+		}
+	}
+	return out
+}
+
+// beside finds a file in the working directory or, when it is not there, beside the document that names it.
+func beside(path, document string) string {
+	if abs, err := filepath.Abs(path); err == nil {
+		if _, err := os.Stat(abs); err == nil || filepath.IsAbs(path) || document == "" {
+			return abs
+		}
+	}
+	if abs, err := filepath.Abs(filepath.Join(filepath.Dir(document), path)); err == nil {
+		if _, err := os.Stat(abs); err == nil {
+			return abs
+		}
+	}
+	abs, _ := filepath.Abs(path)
+	return abs
+}
+
+// report logs the problems of a configuration, each with its place.
+func report(log *slog.Logger, problems []config.Problem) {
+	levels := map[config.Severity]slog.Level{
+		config.Note: slog.LevelDebug, config.Warning: slog.LevelWarn, config.Skipped: slog.LevelError, config.Error: slog.LevelError,
+	}
+	for _, p := range problems {
+		log.Log(context.Background(), levels[p.Severity], "configuration", slog.String("problem", p.String()))
+	}
+}

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package penstock
+
+import (
+	"bytes"
+	"context"
+	"embed"
+	"encoding/json"
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/penstock-project/penstock/plugin"
+)
+
+// sources are the files whose comments are the documentation of plugins and kinds, so that nothing is
+// written twice.
+//
+//go:embed sched/policy/*.go api/*.go config/config.go
+var sources embed.FS
+
+// field is one parameter of a plugin, or one field of a document.
+type field struct {
+	Name, Type, Default, Doc string
+}
+
+func explain(_ context.Context, args []string, stdout, _ io.Writer) error {
+	fs := flags("explain", "[PLUGIN]", "Tells what a plugin does and its parameters; without a name, lists all plugins.", stdout)
+	if err := parse(fs, args); err != nil {
+		return err
+	}
+	if fs.NArg() == 0 {
+		for _, e := range plugin.Catalogue() {
+			fmt.Fprintf(stdout, "%-38s %-20s %s\n", e.Type, e.Roles[0], state(e))
+		}
+		return nil
+	}
+	e, ok := plugin.Lookup(fs.Arg(0))
+	if !ok {
+		return plugin.Unknown(fs.Arg(0), plugin.Types())
+	}
+	doc, fields, err := describe(e)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(stdout, "%s (%s, %s)\n\n%s\n", e.Type, e.Roles[0], state(e), doc)
+	if len(fields) > 0 {
+		fmt.Fprintln(stdout, "Parameters:")
+	}
+	for _, f := range fields {
+		fmt.Fprintf(stdout, "\n  %s  %s, default %s\n      %s\n", f.Name, f.Type, f.Default, strings.ReplaceAll(f.Doc, "\n", "\n      "))
+	}
+	return nil
+}
+
+// state tells whether this build acts on a plugin.
+func state(e plugin.Entry) string {
+	switch {
+	case e.ReplacedBy != "":
+		return "deprecated, use " + e.ReplacedBy
+	case options("").Active(e.Type):
+		return string(e.Stability)
+	}
+	return string(e.Stability) + ", accepted, not active yet"
+}
+
+// describe reads a plugin's documentation from the comments at its type. What has no type of its own
+// is described by its line in the catalogue.
+func describe(e plugin.Entry) (string, []field, error) {
+	v, err := construct(e.Type, func(any) error { return nil })
+	if v == nil || err != nil {
+		return e.Doc + "\n", nil, nil //nolint:nilerr // a required parameter is missing, which is no matter here
+	}
+	t := reflect.TypeOf(v).Elem()
+	doc, fields, err := documentation("sched/policy", t)
+	if doc == "" {
+		doc, fields, err = documentation("config", t)
+	}
+	if err != nil {
+		return "", nil, err
+	}
+	defaults := map[string]json.RawMessage{}
+	if b, err := json.Marshal(v); err == nil {
+		_ = json.Unmarshal(b, &defaults) // of our own text
+	}
+	for i := range fields {
+		fields[i].Default = string(defaults[fields[i].Name])
+		if fields[i].Default == "null" {
+			fields[i].Default = "none"
+		}
+	}
+	return strings.Replace(doc, t.Name(), "The "+e.Type, 1), fields, nil
+}
+
+// documentation finds the comment of a type in a folder of [sources], and those of its fields.
+func documentation(dir string, t reflect.Type) (string, []field, error) {
+	entries, err := sources.ReadDir(dir)
+	if err != nil {
+		return "", nil, err
+	}
+	types := map[string]*ast.GenDecl{}
+	for _, entry := range entries {
+		text, err := sources.ReadFile(dir + "/" + entry.Name())
+		if err != nil {
+			return "", nil, err
+		}
+		f, err := parser.ParseFile(token.NewFileSet(), entry.Name(), text, parser.ParseComments)
+		if err != nil {
+			return "", nil, err
+		}
+		for _, d := range f.Decls {
+			if g, ok := d.(*ast.GenDecl); ok && g.Tok == token.TYPE {
+				for _, s := range g.Specs {
+					types[s.(*ast.TypeSpec).Name.Name] = g
+				}
+			}
+		}
+	}
+	g := types[t.Name()]
+	if g == nil {
+		return "", nil, nil
+	}
+	return g.Doc.Text(), fieldsOf(types, t), nil
+}
+
+// fieldsOf lists the exported fields of a struct with their comments; those of embedded structs too.
+func fieldsOf(types map[string]*ast.GenDecl, t reflect.Type) []field {
+	var out []field
+	g := types[t.Name()]
+	if g == nil {
+		return nil
+	}
+	i := slices.IndexFunc(g.Specs, func(s ast.Spec) bool { return s.(*ast.TypeSpec).Name.Name == t.Name() })
+	st, ok := g.Specs[i].(*ast.TypeSpec).Type.(*ast.StructType)
+	if !ok {
+		return nil
+	}
+	for _, f := range st.Fields.List {
+		if len(f.Names) == 0 {
+			if id, ok := f.Type.(*ast.Ident); ok {
+				if sf, ok := t.FieldByName(id.Name); ok {
+					out = append(out, fieldsOf(types, sf.Type)...)
+				}
+			}
+			continue
+		}
+		for _, n := range f.Names {
+			sf, ok := t.FieldByName(n.Name)
+			name, _, _ := strings.Cut(sf.Tag.Get("json"), ",")
+			if !ok || !n.IsExported() || name == "" || name == "-" {
+				continue
+			}
+			doc := strings.TrimSpace(f.Doc.Text())
+			if rest, ok := strings.CutPrefix(doc, n.Name); ok {
+				doc = name + rest
+			}
+			out = append(out, field{Name: name, Type: typeName(sf.Type), Doc: doc})
+		}
+	}
+	return out
+}
+
+// typeName says in plain words what a value of the type looks like in a manifest.
+func typeName(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Int, reflect.Int32, reflect.Int64, reflect.Uint32:
+		if t.Name() == "Duration" {
+			return "duration"
+		}
+		if t.Name() == "Quantity" {
+			return "quantity"
+		}
+		return "whole number"
+	case reflect.Float64:
+		return "number"
+	case reflect.String:
+		return "text"
+	case reflect.Slice:
+		return "list of " + typeName(t.Elem())
+	case reflect.Map:
+		return "map"
+	case reflect.Pointer:
+		return typeName(t.Elem())
+	}
+	return strings.ToLower(t.Name())
+}
+
+// reference renders docs/reference/plugins.md.
+func referencePlugins() (string, error) {
+	var b bytes.Buffer
+	b.WriteString("# Plugins\n\nMade from the code by `make golden`. A plugin that is not active yet is accepted in a configuration, with a warning that names it.\n")
+	byRole := map[plugin.Role][]plugin.Entry{}
+	var roles []plugin.Role
+	for _, e := range plugin.Catalogue() {
+		if byRole[e.Roles[0]] == nil {
+			roles = append(roles, e.Roles[0])
+		}
+		byRole[e.Roles[0]] = append(byRole[e.Roles[0]], e)
+	}
+	for _, r := range roles {
+		fmt.Fprintf(&b, "\n## %s%s\n", strings.ToUpper(string(r[:1])), r[1:])
+		for _, e := range byRole[r] {
+			doc, fields, err := describe(e)
+			if err != nil {
+				return "", err
+			}
+			fmt.Fprintf(&b, "\n### %s\n\n*%s*\n\n%s", e.Type, state(e), doc)
+			if len(fields) > 0 {
+				b.WriteString("\n| parameter | type | default | |\n|---|---|---|---|\n")
+			}
+			for _, f := range fields {
+				fmt.Fprintf(&b, "| `%s` | %s | `%s` | %s |\n", f.Name, f.Type, f.Default, strings.ReplaceAll(f.Doc, "\n", " "))
+			}
+		}
+	}
+	return b.String(), nil
+}

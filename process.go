@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package penstock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/penstock-project/penstock/api"
+	"github.com/penstock-project/penstock/config"
+	"github.com/penstock-project/penstock/fleet"
+	"github.com/penstock-project/penstock/gateway"
+	"github.com/penstock-project/penstock/gateway/extproc"
+	"github.com/penstock-project/penstock/gateway/proxy"
+	"github.com/penstock-project/penstock/observe"
+	"github.com/penstock-project/penstock/request"
+	"github.com/penstock-project/penstock/source/file"
+	"github.com/penstock-project/penstock/source/scrape"
+)
+
+// settings are what the command line says, beside the manifests.
+type settings struct {
+	http, extproc, health, metrics string // addresses; empty for off
+	secure                         bool   // TLS at the ext_proc door
+	certPath                       string
+	healthOnDoor                   bool // the health service also on the ext_proc port
+	drain                          time.Duration
+	interval, stale                time.Duration // of scrapes; of signals
+	pprof                          bool
+	verbosity                      int
+	showEndpoint                   bool // dev: say who served
+	trustLoopback                  bool // dev: the proxy heeds control headers from this machine
+	lenient                        bool // the proxy forwards unknown models where there is one pool
+	quiet                          bool // no access lines
+}
+
+// process is one running gateway: doors, sources, metrics.
+type process struct {
+	site
+	settings
+	obs    *observe.Observer
+	memory *request.Memory
+	reload func() (*config.Config, []config.Problem) // nil when nothing is to be reloaded
+	files  []string                                  // watched for reload
+	ready  func() error
+	told   atomic.Bool // an endpoint file was read
+	// started is told when the addresses are open; nil for nobody.
+	started func(*listeners)
+}
+
+// newProcess builds a gateway for a configuration. Nothing runs yet.
+func newProcess(cfg *config.Config, s settings, log io.Writer) (*process, error) {
+	p := &process{settings: s}
+	p.log = observe.NewLogger(log, s.verbosity)
+	p.store = fleet.NewStore()
+	commit, ref := buildInfo()
+	o := observe.Options{Store: p.store, Log: p.log, Stale: s.stale, Commit: commit, Build: ref}
+	if !s.quiet {
+		o.Access = log
+	}
+	p.obs = observe.New(o)
+	limits := cfg.Penstock.Limits
+	p.memory = request.NewMemory(int64(limits.MaxBufferedBytes))
+	p.gw = gateway.New(gateway.Options{
+		Store: p.store, Observer: p.obs, Log: p.log, Memory: p.memory, MaxBody: int64(limits.MaxBodyBytes), Stale: s.stale,
+	})
+	p.obs.Watch(p.gw.Open, p.memory.Held)
+	report(p.log, cfg.Warnings)
+	return p, p.apply(cfg)
+}
+
+// run serves until ctx ends, then lets open requests finish. Sources and metrics end last.
+func (p *process) run(ctx context.Context, cfg *config.Config) error {
+	trust, err := trustOf(cfg.Penstock.Trust)
+	if err != nil {
+		return err
+	}
+	l, err := p.listen()
+	if err != nil {
+		return err
+	}
+	defer l.close()
+	if p.started != nil {
+		p.started(l)
+	}
+	behind, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	doors, doorsCtx := errgroup.WithContext(ctx)
+	rest, restCtx := errgroup.WithContext(behind)
+	rest.Go(func() error { return p.obs.Run(restCtx) })
+	rest.Go(func() error {
+		return scrape.Run(restCtx, p.store, scrape.Options{Interval: p.interval, Observer: p.obs})
+	})
+	p.follow(restCtx, rest, cfg)
+	if l.metrics != nil {
+		rest.Go(func() error {
+			return serveHTTP(restCtx, l.metrics, p.obs.Mux(observe.MuxOptions{Ready: p.notReady, Pprof: p.pprof}))
+		})
+	}
+	if l.health != nil {
+		rest.Go(func() error { return extproc.RunHealth(restCtx, l.health, func() bool { return p.notReady() == nil }) })
+	}
+	p.openDoors(doorsCtx, doors, l, cfg, trust)
+	doors.Go(func() error {
+		<-doorsCtx.Done()
+		p.gw.Drain()
+		p.log.Info("leaving: open requests may finish", slog.Duration("drain", p.drain), slog.Int64("open", p.gw.Open()))
+		return nil
+	})
+	// A source that fails ends the doors, too.
+	rest.Go(func() error {
+		err := doors.Wait()
+		end()
+		return err
+	})
+	err = rest.Wait()
+	if flushErr := p.obs.Flush(); err == nil {
+		err = flushErr
+	}
+	return err
+}
+
+func (p *process) openDoors(ctx context.Context, g *errgroup.Group, l *listeners, cfg *config.Config, trust gateway.Trust) {
+	limits := cfg.Penstock.Limits
+	if l.http != nil {
+		t := trust
+		if p.trustLoopback {
+			t.CIDRs = append(t.CIDRs, netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128"))
+		}
+		door := proxy.New(p.gw, proxy.Options{
+			Door: &gateway.Door{Name: "proxy", Trust: t, Strict: !p.lenient}, Log: p.log, Drain: p.drain, ShowEndpoint: p.showEndpoint,
+			BodyTimeout: time.Duration(limits.BodyTimeout), MaxHeaderBytes: int(limits.MaxHeaderBytes),
+		})
+		g.Go(func() error { return door.Run(ctx, l.http) })
+	}
+	if l.extproc != nil {
+		t := trust
+		t.All = len(t.CIDRs) == 0 && t.Header == "" // the peer is a proxy of the operator's, unless told whom to trust
+		door := extproc.New(p.gw, extproc.Options{
+			Door: &gateway.Door{Name: "extproc", Trust: t}, Log: p.log, Drain: p.drain, Secure: p.secure, CertPath: p.certPath,
+			MaxBody: int64(limits.MaxBodyBytes), Health: p.healthOnDoor, Ready: func() bool { return p.notReady() == nil },
+		})
+		g.Go(func() error { return door.Run(ctx, l.extproc) })
+	}
+}
+
+// notReady says why no request should be sent here, or nil.
+func (p *process) notReady() error {
+	if p.gw.Draining() {
+		return errors.New("shutting down")
+	}
+	if p.ready != nil {
+		return p.ready()
+	}
+	return nil
+}
+
+// follow watches what may change: the manifests, and the endpoint files that pickers name.
+func (p *process) follow(ctx context.Context, g *errgroup.Group, cfg *config.Config) {
+	if p.reload == nil {
+		for _, path := range discoveries(cfg) {
+			g.Go(func() error { return p.discover(ctx, path) })
+		}
+		return
+	}
+	g.Go(func() error {
+		round, stop := p.discoverAll(ctx, cfg)
+		defer func() { stop(); _ = round.Wait() }()
+		return file.Watch(ctx, p.files, func() {
+			next, problems := p.reload()
+			report(p.log, problems)
+			if next == nil {
+				p.log.Error("the configuration has errors; the last good one stays in force")
+				return
+			}
+			if err := p.apply(next); err != nil {
+				p.log.Error("the configuration cannot be used; the last good one stays in force", slog.Any("error", err))
+				return
+			}
+			stop()
+			_ = round.Wait()
+			round, stop = p.discoverAll(ctx, next)
+			p.log.Info("configuration reloaded", slog.Int("pools", len(next.Pools)))
+		})
+	})
+}
+
+// discoverAll follows the endpoint files of a configuration until stop is called.
+func (p *process) discoverAll(ctx context.Context, cfg *config.Config) (*errgroup.Group, context.CancelFunc) {
+	ctx, stop := context.WithCancel(ctx)
+	g, ctx := errgroup.WithContext(ctx)
+	for _, path := range discoveries(cfg) {
+		g.Go(func() error { return p.discover(ctx, path) })
+	}
+	return g, stop
+}
+
+// discover follows one endpoint file.
+func (p *process) discover(ctx context.Context, path string) error {
+	return file.Endpoints(ctx, p.store, path, func(data []byte) ([]fleet.EndpointSpec, []error) {
+		entries, problems := config.ParseEndpoints(data, path)
+		var errs []error
+		for _, pr := range problems {
+			if pr.Severity >= config.Skipped {
+				errs = append(errs, errors.New(pr.String()))
+			}
+		}
+		if config.Failed(problems) {
+			return nil, errs
+		}
+		p.told.Store(true)
+		return specs(entries), errs
+	}, p.log)
+}
+
+// listeners are open sockets; nil for what is off.
+type listeners struct{ http, extproc, health, metrics net.Listener }
+
+// listen opens all addresses, so that one that cannot be had is told before anything starts.
+func (p *process) listen() (*listeners, error) {
+	l := &listeners{}
+	for _, a := range []struct {
+		name, address string
+		to            *net.Listener
+	}{{"http", p.http, &l.http}, {"extproc", p.extproc, &l.extproc}, {"health", p.health, &l.health}, {"metrics", p.metrics, &l.metrics}} {
+		if a.address == "" {
+			continue
+		}
+		lis, err := net.Listen("tcp", a.address)
+		if err != nil {
+			l.close()
+			return nil, fmt.Errorf("%s address %s: %w", a.name, a.address, err)
+		}
+		*a.to = lis
+		p.log.Info("listening", slog.String("for", a.name), slog.String("address", lis.Addr().String()))
+	}
+	return l, nil
+}
+
+func (l *listeners) close() {
+	for _, lis := range []net.Listener{l.http, l.extproc, l.health, l.metrics} {
+		if lis != nil {
+			_ = lis.Close() // closed already by whoever served it
+		}
+	}
+}
+
+func serveHTTP(ctx context.Context, lis net.Listener, h http.Handler) error {
+	srv := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute}
+	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
+	defer stop()
+	if err := srv.Serve(lis); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// trustOf reads whom a Penstock document trusts.
+func trustOf(t api.Trust) (gateway.Trust, error) {
+	var out gateway.Trust
+	for _, c := range t.CIDRs {
+		out.CIDRs = append(out.CIDRs, c.Prefix)
+	}
+	if h := t.Header; h != nil {
+		out.Header, out.Secret = strings.ToLower(h.Name), h.Value
+		if h.File != "" {
+			b, err := os.ReadFile(h.File)
+			if err != nil {
+				return out, fmt.Errorf("spec.trust.header.file: %w", err)
+			}
+			out.Secret = strings.TrimSpace(string(b))
+		}
+	}
+	return out, nil
+}
