@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vllm
+
+import (
+	"encoding/json"
+	"net/http"
+	"strconv"
+
+	"github.com/cespare/xxhash/v2"
+)
+
+// Lengths of answers that nobody limited, in tokens. vLLM's completions have 16 too; a real model
+// ends a chat by itself, and ours always at the same length.
+const (
+	usualCompletion = 16
+	usualChat       = 128
+)
+
+// usage is OpenAI's count of tokens, in vLLM's order.
+type usage struct {
+	Prompt     int           `json:"prompt_tokens"`
+	Total      int           `json:"total_tokens"`
+	Completion int           `json:"completion_tokens"`
+	Details    promptDetails `json:"prompt_tokens_details"`
+}
+
+type promptDetails struct {
+	Cached int64 `json:"cached_tokens"`
+}
+
+func (c *call) usage() usage {
+	n := c.completion()
+	return usage{c.prompt, c.prompt + n, n, promptDetails{c.cached.Load()}}
+}
+
+// stopReason is the stop string that ended an answer, or null.
+func (o *output) stopReason() any {
+	if o.stop == "" {
+		return nil
+	}
+	return o.stop
+}
+
+// quote appends a JSON string.
+func quote(b []byte, s string) []byte {
+	for i := range len(s) {
+		if s[i] < ' ' || s[i] == '"' || s[i] == '\\' || s[i] >= 0x7f {
+			q, _ := json.Marshal(s)
+			return append(b, q...)
+		}
+	}
+	return append(append(append(b, '"'), s...), '"')
+}
+
+// head appends the beginning of an event, up to its choices.
+func (j *job) head(b []byte, object string) []byte {
+	b = append(b, `data: {"id":`...)
+	b = quote(b, j.id)
+	b = append(b, `,"object":"`...)
+	b = append(b, object...)
+	b = append(b, `","created":`...)
+	b = strconv.AppendInt(b, j.created, 10)
+	b = append(b, `,"model":`...)
+	b = quote(b, j.model)
+	return append(b, `,"choices":[`...)
+}
+
+// end appends the end of an event's choices and, where asked for, the usage so far.
+func (j *job) end(b []byte, c *call, always bool) []byte {
+	b = append(b, ']')
+	if always || j.continuous {
+		u, _ := json.Marshal(c.usage())
+		b = append(append(b, `,"usage":`...), u...)
+	}
+	return append(b, "}\n\n"...)
+}
+
+// ending appends the reasons of an answer's end, null before its last token.
+func ending(b []byte, a *answer, i int) []byte {
+	b = append(b, `,"logprobs":null,"finish_reason":`...)
+	if i < len(a.out.tokens)-1 {
+		return append(b, "null"...)
+	}
+	b = quote(b, a.out.reason)
+	b = append(b, `,"stop_reason":`...)
+	if a.out.stop == "" {
+		return append(b, "null"...)
+	}
+	return quote(b, a.out.stop)
+}
+
+// shut appends the end of a stream in OpenAI's form.
+func shut(object string) func(b []byte, j *job, c *call) []byte {
+	return func(b []byte, j *job, c *call) []byte {
+		if j.usage {
+			b = j.end(j.head(b, object), c, true)
+		}
+		return append(b, "data: [DONE]\n\n"...)
+	}
+}
+
+// chatBody is the body of /v1/chat/completions.
+type chatBody struct {
+	sampling
+	MaxCompletionTokens *int            `json:"max_completion_tokens"`
+	Messages            []message       `json:"messages"`
+	Tools               json.RawMessage `json:"tools"`
+}
+
+type message struct {
+	Role      string          `json:"role"`
+	Content   content         `json:"content"`
+	ToolCalls json.RawMessage `json:"tool_calls"`
+}
+
+// content is a string or a list of parts.
+type content struct {
+	text  string
+	parts []part
+}
+
+type part struct {
+	Type string `json:"type"`
+	Text string `json:"text"`
+	raw  []byte
+}
+
+func (c *content) UnmarshalJSON(b []byte) error {
+	if b[0] != '[' {
+		return json.Unmarshal(b, &c.text)
+	}
+	var raw []json.RawMessage
+	if err := json.Unmarshal(b, &raw); err != nil {
+		return err
+	}
+	for _, r := range raw {
+		p := part{raw: r}
+		if len(r) > 0 && r[0] == '"' {
+			_ = json.Unmarshal(r, &p.Text) // already checked
+		} else if err := json.Unmarshal(r, &p); err != nil {
+			return err
+		}
+		c.parts = append(c.parts, p)
+	}
+	return nil
+}
+
+// imageTokens stand for a part that is not text. Equal parts are equal tokens.
+const imageTokens = 64
+
+// tokens appends the content's tokens.
+func (c *content) tokens(t []uint32) []uint32 {
+	t = tokenize(t, c.text)
+	for _, p := range c.parts {
+		if p.Text != "" {
+			t = tokenize(t, p.Text)
+			continue
+		}
+		id := uint32(xxhash.Sum64(p.raw)) & 0x7fffffff
+		t = append(t, imagePad)
+		for i := range uint32(imageTokens - 1) {
+			t = append(t, id+i)
+		}
+	}
+	return t
+}
+
+// render is the chat template: a turn begins and ends with a special token, so that more turns never
+// change the tokens of those before.
+func render(messages []message, tools json.RawMessage) []uint32 {
+	var t []uint32
+	if len(tools) > 2 {
+		t = append(t, imStart)
+		t = tokenize(t, "tools\n"+string(tools))
+		t = append(t, imEnd)
+	}
+	for i := range messages {
+		m := &messages[i]
+		t = append(t, imStart)
+		t = tokenize(t, m.Role+"\n")
+		t = m.Content.tokens(t)
+		if len(m.ToolCalls) > 2 {
+			t = tokenize(t, string(m.ToolCalls))
+		}
+		t = append(t, imEnd)
+	}
+	t = append(t, imStart)
+	return tokenize(t, "assistant\n")
+}
+
+const chatChunk = "chat.completion.chunk"
+
+var chatFace = face{
+	fail: fail,
+	parse: func(s *Server, w http.ResponseWriter, r *http.Request) (*job, error) {
+		var body chatBody
+		if err := decode(w, r, &body); err != nil {
+			return nil, err
+		}
+		if len(body.Messages) == 0 {
+			return nil, badRequest("messages", "messages: List should have at least 1 item")
+		}
+		for i, m := range body.Messages {
+			if m.Role == "" {
+				return nil, badRequest("messages", "messages.%d.role: Field required", i)
+			}
+		}
+		most := body.MaxCompletionTokens
+		if most == nil {
+			most = body.MaxTokens
+		}
+		j, err := s.job(&body.sampling, most, usualChat, render(body.Messages, body.Tools))
+		if err == nil {
+			j.id = s.id("chatcmpl-", r)
+		}
+		return j, err
+	},
+	whole: func(j *job, c *call) any {
+		var choices []any
+		for i, a := range c.answers {
+			choices = append(choices, map[string]any{
+				"index":    i,
+				"message":  map[string]any{"role": "assistant", "content": a.out.shown(), "refusal": nil, "annotations": nil, "audio": nil, "function_call": nil, "reasoning": nil},
+				"logprobs": nil, "finish_reason": a.out.reason, "stop_reason": a.out.stopReason(), "token_ids": nil,
+			})
+		}
+		return map[string]any{
+			"id": j.id, "object": "chat.completion", "created": j.created, "model": j.model, "choices": choices,
+			"service_tier": nil, "system_fingerprint": nil, "usage": c.usage(), "prompt_logprobs": nil, "kv_transfer_params": nil,
+		}
+	},
+	open: func(b []byte, j *job, c *call) []byte {
+		for i := range c.answers {
+			b = j.head(b, chatChunk)
+			b = append(b, `{"index":`...)
+			b = strconv.AppendInt(b, int64(i), 10)
+			b = append(b, `,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}`...)
+			b = j.end(b, c, false)
+		}
+		return b
+	},
+	delta: func(b []byte, j *job, c *call, choice, i int) []byte {
+		a := c.answers[choice]
+		b = j.head(b, chatChunk)
+		b = append(b, `{"index":`...)
+		b = strconv.AppendInt(b, int64(choice), 10)
+		b = append(b, `,"delta":{"content":`...)
+		b = quote(b, a.out.piece(i))
+		b = append(b, '}')
+		b = append(ending(b, a, i), `,"token_ids":null}`...)
+		return j.end(b, c, false)
+	},
+	shut: shut(chatChunk),
+}
+
+// completionBody is the body of /v1/completions.
+type completionBody struct {
+	sampling
+	Prompt prompts `json:"prompt"`
+}
+
+// prompts are the four forms: a text, texts, tokens, and lists of tokens.
+type prompts [][]uint32
+
+func (p *prompts) UnmarshalJSON(b []byte) error {
+	var texts stringList
+	if json.Unmarshal(b, &texts) == nil {
+		for _, t := range texts {
+			*p = append(*p, tokenize(nil, t))
+		}
+		return nil
+	}
+	var tokens []uint32
+	if json.Unmarshal(b, &tokens) == nil {
+		*p = prompts{tokens}
+		return nil
+	}
+	var lists [][]uint32
+	if json.Unmarshal(b, &lists) == nil {
+		*p = lists
+		return nil
+	}
+	return badRequest("prompt", "prompt: Input should be a string, a list of strings, a list of token ids or a list of lists of token ids")
+}
+
+const textChunk = "text_completion"
+
+var completionsFace = face{
+	fail: fail,
+	parse: func(s *Server, w http.ResponseWriter, r *http.Request) (*job, error) {
+		var body completionBody
+		if err := decode(w, r, &body); err != nil {
+			return nil, err
+		}
+		if len(body.Prompt) == 0 {
+			return nil, badRequest("prompt", "Either prompt or prompt_embeds must be provided and non-empty.")
+		}
+		j, err := s.job(&body.sampling, body.MaxTokens, usualCompletion, body.Prompt...)
+		if err == nil {
+			j.id = s.id("cmpl-", r)
+			j.speech.natural = false // 16 tokens are a limit, not an end
+		}
+		return j, err
+	},
+	whole: func(j *job, c *call) any {
+		var choices []any
+		for i, a := range c.answers {
+			choices = append(choices, map[string]any{
+				"index": i, "text": a.out.shown(), "logprobs": nil, "finish_reason": a.out.reason,
+				"stop_reason": a.out.stopReason(), "token_ids": nil, "prompt_logprobs": nil, "prompt_token_ids": nil,
+			})
+		}
+		return map[string]any{
+			"id": j.id, "object": textChunk, "created": j.created, "model": j.model, "choices": choices,
+			"service_tier": nil, "system_fingerprint": nil, "usage": c.usage(), "kv_transfer_params": nil,
+		}
+	},
+	open: func(b []byte, _ *job, _ *call) []byte { return b },
+	delta: func(b []byte, j *job, c *call, choice, i int) []byte {
+		a := c.answers[choice]
+		b = j.head(b, textChunk)
+		b = append(b, `{"index":`...)
+		b = strconv.AppendInt(b, int64(choice), 10)
+		b = append(b, `,"text":`...)
+		b = quote(b, a.out.piece(i))
+		b = append(ending(b, a, i), '}')
+		return j.end(b, c, false)
+	},
+	shut: shut(textChunk),
+}

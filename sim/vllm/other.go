@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vllm
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+)
+
+// getModels lists the model under all its names, and the adapters.
+func (s *Server) getModels(w http.ResponseWriter, _ *http.Request) int {
+	created := s.began.Unix()
+	var data []any
+	card := func(id, root string, parent, length any) {
+		data = append(data, map[string]any{
+			"id": id, "object": "model", "created": created, "owned_by": "vllm", "root": root, "parent": parent, "max_model_len": length,
+			"permission": []any{map[string]any{
+				"id": "modelperm-" + id, "object": "model_permission", "created": created, "allow_create_engine": false,
+				"allow_sampling": true, "allow_logprobs": true, "allow_search_indices": false, "allow_view": true,
+				"allow_fine_tuning": false, "organization": "*", "group": nil, "is_blocking": false,
+			}},
+		})
+	}
+	for _, m := range s.opts.Models {
+		card(m, s.opts.Models[0], nil, s.opts.MaxModelLen)
+	}
+	s.mu.Lock()
+	adapters := slices.Clone(s.adapters)
+	s.mu.Unlock()
+	for _, a := range adapters {
+		card(a.Name, a.Path, s.opts.Models[0], nil)
+	}
+	return reply(w, http.StatusOK, map[string]any{"object": "list", "data": data})
+}
+
+type adapterBody struct {
+	Name    string `json:"lora_name"`
+	Path    string `json:"lora_path"`
+	Inplace bool   `json:"load_inplace"`
+}
+
+func (s *Server) loadAdapter(w http.ResponseWriter, r *http.Request) int {
+	var body adapterBody
+	if err := decode(w, r, &body); err != nil {
+		return fail(w, err)
+	}
+	refuse := func(format string, args ...any) int {
+		return fail(w, &apiError{http.StatusBadRequest, "InvalidUserInput", fmt.Sprintf(format, args...), ""})
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at := slices.IndexFunc(s.adapters, func(a Adapter) bool { return a.Name == body.Name })
+	switch {
+	case body.Name == "" || body.Path == "":
+		return refuse("Both 'lora_name' and 'lora_path' must be provided.")
+	case slices.Contains(s.opts.Models, body.Name):
+		return refuse("The lora adapter '%s' conflicts with a served base model.", body.Name)
+	case at >= 0 && !body.Inplace:
+		return refuse("The lora adapter '%s' has already been loaded. If you want to load the adapter in place, set 'load_inplace' to True.", body.Name)
+	case at >= 0:
+		s.adapters[at].Path = body.Path
+	default:
+		s.adapters = append(s.adapters, Adapter{body.Name, body.Path})
+	}
+	_, _ = fmt.Fprintf(w, "Success: LoRA adapter '%s' added successfully.", body.Name)
+	return http.StatusOK
+}
+
+func (s *Server) unloadAdapter(w http.ResponseWriter, r *http.Request) int {
+	var body adapterBody
+	if err := decode(w, r, &body); err != nil {
+		return fail(w, err)
+	}
+	if body.Name == "" {
+		return fail(w, &apiError{http.StatusBadRequest, "InvalidUserInput", "'lora_name' needs to be provided to unload a LoRA adapter.", ""})
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at := slices.IndexFunc(s.adapters, func(a Adapter) bool { return a.Name == body.Name })
+	if at < 0 {
+		return fail(w, &apiError{http.StatusNotFound, "NotFoundError", fmt.Sprintf("The lora adapter '%s' cannot be found.", body.Name), ""})
+	}
+	s.adapters = slices.Delete(s.adapters, at, at+1)
+	_, _ = fmt.Fprintf(w, "Success: LoRA adapter '%s' removed successfully.", body.Name)
+	return http.StatusOK
+}
+
+// tokenize answers for a prompt or for messages.
+func (s *Server) tokenize(w http.ResponseWriter, r *http.Request) int {
+	var body struct {
+		chatBody
+		Prompt  *string `json:"prompt"`
+		Strings bool    `json:"return_token_strs"`
+	}
+	if err := decode(w, r, &body); err != nil {
+		return fail(w, err)
+	}
+	if _, _, err := s.model(body.Model); err != nil {
+		return fail(w, err)
+	}
+	tokens := []uint32{}
+	switch {
+	case body.Prompt != nil:
+		tokens = tokenize(tokens, *body.Prompt)
+	case len(body.Messages) > 0:
+		tokens = render(body.Messages, body.Tools)
+	default:
+		return fail(w, badRequest("prompt", "prompt: Field required"))
+	}
+	var strs []string
+	if body.Strings {
+		strs = make([]string, 0, len(tokens))
+		for _, t := range tokens {
+			strs = append(strs, string(detokenize(nil, t)))
+		}
+	}
+	return reply(w, http.StatusOK, map[string]any{
+		"count": len(tokens), "max_model_len": s.opts.MaxModelLen, "tokens": tokens, "token_strs": strs,
+	})
+}
+
+func (s *Server) detokenize(w http.ResponseWriter, r *http.Request) int {
+	var body struct {
+		Model  string   `json:"model"`
+		Tokens []uint32 `json:"tokens"`
+	}
+	if err := decode(w, r, &body); err != nil {
+		return fail(w, err)
+	}
+	if _, _, err := s.model(body.Model); err != nil {
+		return fail(w, err)
+	}
+	return reply(w, http.StatusOK, map[string]string{"prompt": string(detokenize(nil, body.Tokens...))})
+}

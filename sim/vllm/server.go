@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package vllm answers: how does a simulated engine look from outside? It is the HTTP face of one
+// [engine.Engine], wire compatible with vLLM 0.32: the same paths, bodies, errors, events and metrics
+// page. What it says is filler; when it says it is the model's doing, in real time.
+package vllm
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock-project/penstock/sim/engine"
+)
+
+// Version is the version of vLLM whose face this is.
+const Version = "0.32.0"
+
+// Server is one engine and its HTTP face. Requests wait until [Server.Run] drives the engine.
+type Server struct {
+	opts    Options
+	began   time.Time
+	mux     *http.ServeMux
+	wake    chan struct{} // there is work for Run
+	stopped chan struct{} // Run has ended
+	ids     atomic.Uint64
+
+	mu       sync.Mutex // guards what follows
+	engine   *engine.Engine
+	metrics  *metrics
+	page     *page
+	adapters []Adapter // in the order of loading
+	ended    bool      // stopped is closed
+}
+
+// New makes a server with an idle engine.
+func New(opts Options) (*Server, error) {
+	if err := opts.Validate(); err != nil {
+		return nil, err
+	}
+	cfg := opts.Engine
+	cfg.Timing = cfg.Timing.Faster(opts.Speed)
+	cfg.MaxLoRAs = 0
+	if opts.EnableLoRA {
+		cfg.MaxLoRAs = opts.MaxLoRAs
+	}
+	e, err := engine.New(cfg)
+	if err != nil {
+		return nil, err
+	}
+	s := &Server{
+		opts:     opts,
+		began:    time.Now(),
+		wake:     make(chan struct{}, 1),
+		stopped:  make(chan struct{}),
+		engine:   e,
+		adapters: append([]Adapter(nil), opts.LoRAModules...),
+	}
+	s.metrics = newMetrics(opts.MaxModelLen)
+	s.page = newPage(&opts, s.metrics, s.began)
+	s.mux = http.NewServeMux()
+	s.routes()
+	return s, nil
+}
+
+// Handler is the HTTP face.
+func (s *Server) Handler() http.Handler { return s.mux }
+
+// now is the engine's time.
+func (s *Server) now() time.Duration { return time.Since(s.began) }
+
+// maxLag bounds how much of a late wake-up is made good by the next step. A timer is always a little
+// late, and without that an engine under load would be slower than its model.
+const maxLag = 50 * time.Millisecond
+
+// Run drives the engine in real time until the context ends. It is to be called once; when it
+// returns, unfinished answers are broken off and new requests are refused.
+func (s *Server) Run(ctx context.Context) error {
+	defer s.stop()
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	at := s.now() // when the step begins, in the engine's time
+	for {
+		s.mu.Lock()
+		took, busy := s.engine.Begin(at)
+		s.mu.Unlock()
+		if !busy {
+			select {
+			case <-s.wake:
+			case <-ctx.Done():
+				return nil
+			}
+			at = s.now()
+			continue
+		}
+		at += took
+		timer.Reset(at - s.now())
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			return nil
+		}
+		s.mu.Lock()
+		s.deliver(at, s.engine.End(at))
+		s.mu.Unlock()
+		if now := s.now(); now-at > maxLag {
+			at = now
+		}
+	}
+}
+
+// stop breaks off what is not finished.
+func (s *Server) stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ended = true
+	close(s.stopped)
+}
+
+// deliver hands out the tokens of a step. Called with mu held.
+func (s *Server) deliver(at time.Duration, tokens []engine.Token) {
+	s.metrics.step(s.engine, tokens)
+	for _, t := range tokens {
+		a := t.Seq.Tag.(*answer)
+		if t.Seq.Generated == 1 {
+			if a.first {
+				a.call.cached.Add(int64(t.Seq.Cached))
+			}
+			s.metrics.firstToken(t.Seq)
+		} else {
+			s.metrics.token(at - a.last)
+		}
+		a.last = at
+		if t.Last {
+			s.metrics.finished(t.Seq, a.out.reason)
+		}
+		a.made.Add(1)
+		a.call.poke()
+	}
+	s.metrics.adapters(s.engine)
+}
+
+// answer is one choice of a call.
+type answer struct {
+	call  *call
+	seq   *engine.Seq
+	out   output
+	first bool          // of its prompt's choices: the one whose cached tokens count
+	made  atomic.Int64  // tokens generated
+	last  time.Duration // when the last one was
+	sent  int           // tokens written to the client; the handler's own
+}
+
+// call is one HTTP request in the engine.
+type call struct {
+	answers []*answer
+	prompt  int          // tokens, of all prompts
+	cached  atomic.Int64 // of these: found in the prefix cache
+	news    chan struct{}
+}
+
+func (c *call) poke() {
+	select {
+	case c.news <- struct{}{}:
+	default:
+	}
+}
+
+// done tells whether all tokens were generated.
+func (c *call) done() bool {
+	for _, a := range c.answers {
+		if int(a.made.Load()) < len(a.out.tokens) {
+			return false
+		}
+	}
+	return true
+}
+
+// completion is the number of tokens generated so far.
+func (c *call) completion() int {
+	n := 0
+	for _, a := range c.answers {
+		n += int(a.made.Load())
+	}
+	return n
+}
+
+var errStopped = errors.New("the engine has stopped")
+
+// wait returns when there may be more tokens, or with the reason why there will be none.
+func (s *Server) wait(ctx context.Context, c *call) error {
+	select {
+	case <-c.news:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-s.stopped:
+		return errStopped
+	}
+}
+
+// submit gives a job to the engine. Whoever submits calls leave.
+func (s *Server) submit(j *job) (*call, error) {
+	c := &call{news: make(chan struct{}, 1)}
+	for _, p := range j.prompts {
+		c.prompt += len(p)
+		for i := range j.n {
+			sp := j.speech
+			sp.seed = s.opts.Seed + sp.seed + uint64(i)<<32
+			c.answers = append(c.answers, &answer{call: c, out: speak(p, sp), first: i == 0})
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended {
+		return nil, errStopped
+	}
+	now := s.now()
+	for i, a := range c.answers {
+		seq, err := s.engine.Submit(now, engine.Request{
+			Tokens:    j.prompts[i/j.n],
+			MaxTokens: len(a.out.tokens),
+			Output:    a.out.tokens,
+			Adapter:   j.adapter,
+			Salt:      j.salt,
+			Tag:       a,
+		})
+		if err != nil {
+			s.abort(c)
+			return nil, err
+		}
+		a.seq = seq
+	}
+	s.metrics.submitted(j)
+	s.metrics.adapters(s.engine)
+	select {
+	case s.wake <- struct{}{}:
+	default:
+	}
+	return c, nil
+}
+
+// leave takes what is unfinished of a call out of the engine: at once, or when the step in progress
+// ends.
+func (s *Server) leave(c *call) {
+	if c.done() {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.abort(c)
+}
+
+// abort is leave with mu held.
+func (s *Server) abort(c *call) {
+	now := s.now()
+	for _, a := range c.answers {
+		if a.seq != nil && !a.seq.Done && !a.seq.Aborted {
+			s.engine.Abort(now, a.seq)
+			s.metrics.aborted()
+		}
+	}
+}
