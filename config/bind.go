@@ -21,6 +21,10 @@ func (l *loader) bind() {
 	for _, p := range l.cfg.Pools {
 		p.Picker = l.cfg.PickerFor(p.Namespace, p.PickerRef)
 		p.Objectives = map[string]int{}
+		if p.Picker == l.cfg.fallback && len(l.cfg.Pickers) > 0 {
+			l.report(Problem{Severity: Warning, File: p.File, Line: p.Line, Path: "spec.endpointPickerRef.name",
+				Text: fmt.Sprintf("no EndpointPickerConfig is named %q: the default decides for pool %s", p.PickerRef, p.Name)})
+		}
 	}
 	for _, o := range l.cfg.Objectives {
 		l.objective(o)

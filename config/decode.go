@@ -121,7 +121,10 @@ func unknownField(name string, fields []tagged) string {
 	if near := plugin.Nearest(name, names); near != "" {
 		return "unknown field: did you mean " + near + "?"
 	}
-	if len(names) > 12 {
+	switch {
+	case len(names) == 1:
+		return "unknown field: want " + names[0]
+	case len(names) > 12:
 		return "unknown field"
 	}
 	return "unknown field: want one of " + strings.Join(names, ", ")
@@ -224,6 +227,8 @@ func whole(n *yaml.Node) (int64, bool) {
 // got describes what was written.
 func got(n *yaml.Node) string {
 	switch {
+	case isNull(n):
+		return "nothing"
 	case n.Kind == yaml.SequenceNode:
 		return "a list"
 	case n.Kind == yaml.MappingNode:

@@ -49,6 +49,10 @@ func tooManyEndpoints(file string) Problem {
 }
 
 func readEndpoints(d *document) {
+	if d.size > maxEndpoints {
+		d.report(tooManyEndpoints(d.file))
+		return
+	}
 	entries := endpoints(d.root, d.file, d.report)
 	for i := range d.cfg.Endpoints {
 		if d.cfg.Endpoints[i].File == d.abs {

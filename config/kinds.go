@@ -84,7 +84,7 @@ func (l *loader) items(d *document) {
 		return
 	}
 	for _, item := range items.Content {
-		l.document(&document{loader: l, file: d.file, abs: d.abs, root: item})
+		l.document(&document{loader: l, file: d.file, abs: d.abs, size: d.size, root: item})
 	}
 }
 

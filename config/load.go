@@ -174,7 +174,7 @@ func (l *loader) file(path string) {
 func (l *loader) data(name, abs string, data []byte) {
 	l.files = append(l.files, name)
 	for _, root := range parse(data, name, l.report) {
-		l.document(&document{loader: l, file: name, abs: abs, root: root})
+		l.document(&document{loader: l, file: name, abs: abs, size: len(data), root: root})
 	}
 }
 
@@ -182,10 +182,19 @@ func (l *loader) data(name, abs string, data []byte) {
 type document struct {
 	*loader
 	file, abs string
+	size      int // of the file
 	root      *yaml.Node
+	wrong     []string // paths that could not be decoded
 }
 
+// problem reports what is wrong with a value, unless it, or what it is part of, could not even
+// be decoded.
 func (d *document) problem(s Severity, path, format string, args ...any) {
+	for _, w := range d.wrong {
+		if rest, below := strings.CutPrefix(path, w); below && (rest == "" || rest[0] == '.' || rest[0] == '[') {
+			return
+		}
+	}
 	d.report(Problem{Severity: s, File: d.file, Line: line(d.root, path), Path: path, Text: fmt.Sprintf(format, args...)})
 }
 
@@ -201,7 +210,12 @@ func (d *document) inactive(path, feature string) {
 }
 
 // decode fills v, a pointer to a kind's struct.
-func (d *document) decode(v any) { strict(d.root, d.file, "", v, d.report) }
+func (d *document) decode(v any) {
+	strict(d.root, d.file, "", v, func(p Problem) {
+		d.wrong = append(d.wrong, p.Path)
+		d.report(p)
+	})
+}
 
 // oneOf reports a value that is none of those allowed; empty is left to the default.
 func (d *document) oneOf(path, value string, allowed ...string) {

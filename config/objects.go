@@ -107,8 +107,9 @@ func readObjective(d *document) {
 		d.poolRef(at, r)
 		if slices.Contains(obj.PoolRefs, r.Name) {
 			d.fail(at+".name", "%s is written twice", r.Name)
+		} else if r.Name != "" {
+			obj.PoolRefs = append(obj.PoolRefs, r.Name)
 		}
-		obj.PoolRefs = append(obj.PoolRefs, r.Name)
 	}
 	if len(refs) > 16 {
 		d.warn("spec.poolRefs", "an API server would refuse %d pools: want at most 16", len(refs))

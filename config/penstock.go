@@ -4,6 +4,8 @@ package config
 
 import (
 	"bytes"
+	"cmp"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -75,25 +77,32 @@ func (d *document) trustHeader(h *api.TrustHeader) {
 	}
 }
 
+const maxSecret = 4096
+
+func readSecret(name string) ([]byte, error) {
+	if info, err := os.Stat(name); err != nil || !info.Mode().IsRegular() {
+		return nil, cmp.Or(err, fmt.Errorf("%s is not a file", name))
+	}
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, maxSecret+1))
+}
+
 func (d *document) secret(path string, h *api.TrustHeader) {
 	name := h.File
 	if !filepath.IsAbs(name) && filepath.IsAbs(d.abs) {
 		name = filepath.Join(filepath.Dir(d.abs), name)
 	}
-	f, err := os.Open(name)
-	if err != nil {
-		d.fail(path, "%v", err)
-		return
-	}
-	defer f.Close()
-	const most = 4096
-	data, err := io.ReadAll(io.LimitReader(f, most+1))
+	data, err := readSecret(name)
 	data = bytes.TrimSpace(data)
 	switch {
 	case err != nil:
 		d.fail(path, "%v", err)
-	case len(data) == 0 || len(data) > most:
-		d.fail(path, "want a secret of 1 to %d bytes in %s", most, name)
+	case len(data) == 0 || len(data) > maxSecret:
+		d.fail(path, "want a secret of 1 to %d bytes in %s", maxSecret, name)
 	default:
 		h.Value = string(data)
 		d.cfg.Files = append(d.cfg.Files, name)

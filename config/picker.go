@@ -222,15 +222,20 @@ func (p *pickerDocument) ref(path, name string, s Severity, roles ...plugin.Role
 	}
 	pl := p.picker.Plugins[i]
 	if len(pl.entry.Roles) > 0 && !slices.ContainsFunc(roles, pl.entry.Is) {
-		p.problem(s, path, "%s is a %s: want a %s", name, pl.entry.Roles[0], either(roles))
+		p.problem(s, path, "%s is %s: want %s", name, article(pl.entry.Roles[0]), either(roles))
 	}
 	return pl
 }
 
 func (p *pickerDocument) dangling(path, name string) {
+	if slices.Contains(p.wrong, "plugins") {
+		return
+	}
 	var names []string
 	for _, pl := range p.picker.Plugins {
-		names = append(names, pl.Name)
+		if !pl.Implied {
+			names = append(names, pl.Name)
+		}
 	}
 	_, known := plugin.Lookup(name)
 	near := plugin.Nearest(name, names)
@@ -244,12 +249,23 @@ func (p *pickerDocument) dangling(path, name string) {
 	}
 }
 
-func either(roles []plugin.Role) string {
-	var words []string
-	for _, r := range roles {
-		words = append(words, string(r))
+func article(r plugin.Role) string {
+	if strings.ContainsRune("aeiou", rune(r[0])) {
+		return "an " + string(r)
 	}
-	return strings.Join(words, " or ")
+	return "a " + string(r)
+}
+
+func either(roles []plugin.Role) string {
+	s := article(roles[0])
+	for i, r := range roles[1:] {
+		if i == len(roles)-2 {
+			s += " or " + string(r)
+		} else {
+			s += ", " + string(r)
+		}
+	}
+	return s
 }
 
 // imply adds a plugin that a default brings, with its default parameters.

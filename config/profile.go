@@ -71,6 +71,7 @@ func (p *pickerDocument) profile(at string, s api.SchedulingProfile) Profile {
 		at := index(at+".plugins", i)
 		pl := p.ref(at+".pluginRef", r.PluginRef, Warning, plugin.Filter, plugin.Scorer, plugin.Picker)
 		if pl == nil {
+			scorers++ // it may have been meant to be one
 			continue
 		}
 		ref := Ref{Plugin: pl, Weight: 1}
@@ -105,7 +106,7 @@ func (p *pickerDocument) profile(at string, s api.SchedulingProfile) Profile {
 func (p *pickerDocument) weight(path string, r Ref) {
 	switch {
 	case len(r.entry.Roles) > 0 && !r.entry.Is(plugin.Scorer):
-		p.warn(path, "is ignored: %s is a %s, only scorers have a weight", r.Name, r.entry.Roles[0])
+		p.warn(path, "is ignored: %s is %s, only scorers have a weight", r.Name, article(r.entry.Roles[0]))
 	case r.Weight < 0:
 		p.warn(path, "is negative, so %s prefers what it scores low", r.Name)
 	}

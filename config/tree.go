@@ -30,7 +30,7 @@ func parse(data []byte, file string, report func(Problem)) []*yaml.Node {
 		return nil
 	}
 	var docs []*yaml.Node
-	t := tidier{left: maxValues, report: func(line int, text string) {
+	t := tidier{left: maxValues, anchors: map[*yaml.Node]extent{}, report: func(line int, text string) {
 		report(Problem{Severity: Error, File: file, Line: line, Text: text})
 	}}
 	for dec := yaml.NewDecoder(bytes.NewReader(data)); ; {
@@ -47,7 +47,7 @@ func parse(data []byte, file string, report func(Problem)) []*yaml.Node {
 		if n.Kind != yaml.DocumentNode || len(n.Content) != 1 {
 			continue
 		}
-		root := t.tidy(n.Content[0], 0)
+		root, _ := t.tidy(n.Content[0], 0)
 		if t.broken {
 			return docs
 		}
@@ -95,10 +95,14 @@ func lineOfError(data []byte, text string, given int) int {
 // tidier makes plain trees: aliases and merge keys are replaced by what they stand for, double
 // keys are reported.
 type tidier struct {
-	left   int
-	broken bool
-	report func(line int, text string)
+	left    int
+	broken  bool
+	anchors map[*yaml.Node]extent
+	report  func(line int, text string)
 }
+
+// extent tells how much an alias stands for; values is 0 while its node is being read.
+type extent struct{ values, height int }
 
 func (t *tidier) fail(line int, format string, args ...any) {
 	if !t.broken {
@@ -107,52 +111,69 @@ func (t *tidier) fail(line int, format string, args ...any) {
 	}
 }
 
-func (t *tidier) tidy(n *yaml.Node, depth int) *yaml.Node {
-	if t.left--; t.left < 0 {
+// take counts values against the bounds.
+func (t *tidier) take(n *yaml.Node, values, depth int) {
+	if t.left -= values; t.left < 0 {
 		t.fail(n.Line, "holds more than %d values, aliases counted each time", maxValues)
 	}
 	if depth > maxDepth {
 		t.fail(n.Line, "is nested more than %d levels deep", maxDepth)
 	}
-	if t.broken {
-		return n
-	}
-	switch n.Kind {
-	case yaml.AliasNode:
-		return t.tidy(n.Alias, depth+1)
-	case yaml.SequenceNode:
-		for i, c := range n.Content {
-			n.Content[i] = t.tidy(c, depth+1)
-		}
-	case yaml.MappingNode:
-		t.mapping(n, depth)
-	}
-	return n
 }
 
-func (t *tidier) mapping(n *yaml.Node, depth int) {
-	lines := make(map[string]int, len(n.Content)/2)
-	var own, merged []*yaml.Node
-	for i := 0; i+1 < len(n.Content) && !t.broken; i += 2 {
-		key, value := n.Content[i], t.tidy(n.Content[i+1], depth+1)
-		if key.Kind == yaml.AliasNode {
-			key = key.Alias
+// tidy returns the node to use in place of n, and how many levels it has.
+func (t *tidier) tidy(n *yaml.Node, depth int) (*yaml.Node, int) {
+	if n.Kind == yaml.AliasNode {
+		e := t.anchors[n.Alias]
+		if e.values == 0 {
+			t.fail(n.Line, "*%s refers to itself", n.Value)
 		}
+		t.take(n, e.values, depth+e.height)
+		return n.Alias, e.height
+	}
+	before, height := t.left, 1
+	t.take(n, 1, depth)
+	if n.Anchor != "" {
+		t.anchors[n] = extent{}
+	}
+	switch {
+	case t.broken:
+	case n.Kind == yaml.SequenceNode:
+		for i, c := range n.Content {
+			child, h := t.tidy(c, depth+1)
+			n.Content[i], height = child, max(height, h+1)
+		}
+	case n.Kind == yaml.MappingNode:
+		height = t.mapping(n, depth)
+	}
+	if n.Anchor != "" {
+		t.anchors[n] = extent{before - t.left, height}
+	}
+	return n, height
+}
+
+func (t *tidier) mapping(n *yaml.Node, depth int) (height int) {
+	lines := make(map[string]int, len(n.Content)/2)
+	own, merged := make([]*yaml.Node, 0, len(n.Content)), []*yaml.Node(nil)
+	for i := 0; i+1 < len(n.Content) && !t.broken; i += 2 {
+		key, _ := t.tidy(n.Content[i], depth+1)
+		value, h := t.tidy(n.Content[i+1], depth+1)
+		height = max(height, h)
 		if key.Kind != yaml.ScalarNode {
 			t.fail(key.Line, "a key must be a word, not a list or an object")
-			return
+			break
 		}
 		if key.Tag == "!!merge" {
 			merged = append(merged, value)
 			continue
 		}
 		if first, twice := lines[key.Value]; twice {
-			t.report(key.Line, fmt.Sprintf("%s is written twice, first on line %d", key.Value, first))
+			t.report(key.Line, fmt.Sprintf("%s is written twice, first on line %d", short(key.Value), first))
 			continue
 		}
 		lines[key.Value] = key.Line
-		if isNull(value) && value.Value == "" {
-			value.Line = key.Line
+		if empty := isNull(value) && value.Value == ""; empty || value == n.Content[i+1] && value.Kind != yaml.ScalarNode {
+			value.Line = key.Line // where one would look, rather than where its content begins
 		}
 		own = append(own, key, value)
 	}
@@ -160,6 +181,7 @@ func (t *tidier) mapping(n *yaml.Node, depth int) {
 		own = t.merge(own, m, lines)
 	}
 	n.Content = own
+	return height + 1
 }
 
 // merge appends the pairs of a merge key's value whose keys are not there yet.
@@ -174,9 +196,7 @@ func (t *tidier) merge(own []*yaml.Node, from *yaml.Node, have map[string]int) [
 			own = t.merge(own, m, have)
 		}
 	case yaml.MappingNode:
-		if t.left -= len(from.Content); t.left < 0 {
-			t.fail(from.Line, "holds more than %d values, aliases counted each time", maxValues)
-		}
+		t.take(from, len(from.Content), 0)
 		for i := 0; i+1 < len(from.Content) && !t.broken; i += 2 {
 			if _, ok := have[from.Content[i].Value]; !ok {
 				have[from.Content[i].Value] = from.Content[i].Line

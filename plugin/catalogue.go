@@ -188,6 +188,7 @@ var dataLayer = []Entry{
 	entry("dcgm-extractor", Alpha, "Takes GPU utilization out of DCGM's metrics.", Extractor),
 	entry("topology-extractor", Alpha, "Takes host, rack, zone and region out of labels.", Extractor),
 	entry("file-discovery", Beta, "Reads endpoints from a file.", Discovery),
+	entry("k8s-peer-discovery", Alpha, "Finds the other replicas of the picker as Kubernetes pods.", Discovery),
 	entry("multicluster-file-discovery", Alpha, "Reads clusters from a file.", Discovery),
 }
 

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/cockroachdb/datadriven"
+)
+
+// The files in testdata hold commands with a document each. load binds it as serve does, check
+// as penstock check does, endpoints reads a list of endpoints, file keeps it for the next load
+// or check, and seeds checks files of testdata/seeds.
+func TestGolden(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) == 0 {
+		t.Fatal("no testdata", err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) {
+			var kept []string // names and documents by turns
+			datadriven.RunTest(t, file, func(t *testing.T, d *datadriven.TestData) string {
+				switch d.Cmd {
+				case "file":
+					kept = append(kept, d.CmdArgs[0].String(), d.Input)
+					return ""
+				case "endpoints":
+					return dumpParsed(ParseEndpoints([]byte(d.Input+"\n"), "x.yaml"))
+				case "seeds":
+					return dumpSeeds(d.CmdArgs)
+				}
+				l := newLoader(testOptions())
+				l.partial = d.Cmd == "check"
+				for i := 0; i+1 < len(kept); i += 2 {
+					l.data(kept[i], kept[i], []byte(kept[i+1]+"\n"))
+				}
+				kept = nil
+				if d.Input != "" {
+					l.data("x.yaml", "x.yaml", []byte(d.Input+"\n"))
+				}
+				cfg, ps := l.finish()
+				var b bytes.Buffer
+				l.print(&b, ps)
+				if d.HasArg("errors") {
+					return b.String()
+				}
+				return b.String() + dump(cfg)
+			})
+		})
+	}
+}
+
+func dumpSeeds(args []datadriven.CmdArg) string {
+	var paths []string
+	for _, a := range args {
+		paths = append(paths, "testdata/seeds/"+a.String())
+	}
+	if len(paths) == 0 {
+		paths = []string{"testdata/seeds"}
+	}
+	var b bytes.Buffer
+	status := Check(&b, paths, testOptions())
+	return fmt.Sprintf("%sexit %d\n", b.String(), status)
+}
+
+func dumpParsed(entries []EndpointEntry, ps []Problem) string {
+	var b strings.Builder
+	for _, p := range ps {
+		fmt.Fprintf(&b, "%s (%d)\n", p, p.Severity)
+	}
+	dumpEntries(&b, entries)
+	return b.String()
+}
+
+func dumpEntries(b *strings.Builder, entries []EndpointEntry) {
+	for _, e := range entries {
+		fmt.Fprintf(b, "  %s/%s %s%s\n", e.Namespace, e.Name, e.HostPort(), dumpLabels(e.Labels))
+	}
+}
+
+func dumpLabels(m map[string]string) string {
+	s := ""
+	for _, k := range slices.Sorted(maps.Keys(m)) {
+		s += fmt.Sprintf(" %s=%s", k, m[k])
+	}
+	return s
+}
+
+// dump shows what was loaded.
+func dump(cfg *Config) string {
+	if cfg == nil {
+		return "refused\n"
+	}
+	var b strings.Builder
+	for _, p := range cfg.Pools {
+		picker := "default"
+		if p.Picker.File != "" {
+			picker = fmt.Sprintf("%s:%d", p.Picker.File, p.Picker.Line)
+		}
+		fmt.Fprintf(&b, "pool %s/%s%s ports=%v h2c=%t ref=%s:%d open=%t picker=%s\n", p.Namespace, p.Name,
+			dumpLabels(p.Selector), p.TargetPorts, p.H2C, p.PickerRef, p.PickerPort, p.FailOpen, picker)
+		for _, name := range slices.Sorted(maps.Keys(p.Objectives)) {
+			fmt.Fprintf(&b, "  objective %s %d\n", name, p.Objectives[name])
+		}
+	}
+	for _, p := range cfg.Pickers {
+		dumpPicker(&b, p)
+	}
+	for _, f := range cfg.Endpoints {
+		fmt.Fprintf(&b, "endpoints %s\n", f.File)
+		dumpEntries(&b, f.Entries)
+	}
+	if s := fmt.Sprintf("%+v", cfg.Penstock); s != fmt.Sprintf("%+v", newLoader(Options{}).cfg.Penstock) {
+		fmt.Fprintf(&b, "penstock %+v %+v\n", cfg.Penstock.Listeners, cfg.Penstock.Limits)
+		fmt.Fprintf(&b, "  trust %v header=%+v\n", cfg.Penstock.Trust.CIDRs, cfg.Penstock.Trust.Header)
+	}
+	return cmp.Or(b.String(), "nothing\n")
+}
+
+func dumpPicker(b *strings.Builder, p *Picker) {
+	fmt.Fprintf(b, "picker %s/%s %s:%d handler=%s flowControl=%t\n", p.Namespace, p.Name, p.File, p.Line, p.Handler.Name, p.Gates.FlowControl)
+	for _, pl := range p.Plugins {
+		state := ""
+		if pl.Implied {
+			state += " implied"
+		}
+		if !pl.Active {
+			state += " inactive"
+		}
+		if pl.Name != pl.Type {
+			state += " type=" + pl.Type
+		}
+		fmt.Fprintf(b, "  plugin %s%s\n", pl.Name, state)
+	}
+	for _, s := range p.Profiles {
+		fmt.Fprintf(b, "  profile %s:", s.Name)
+		for _, r := range s.Plugins {
+			fmt.Fprintf(b, " %s*%g", r.Name, r.Weight)
+		}
+		b.WriteString("\n")
+	}
+	if p.DiscoveryFile != nil {
+		cwd, _ := os.Getwd()
+		rel, _ := filepath.Rel(cwd, p.DiscoveryFile.Path)
+		fmt.Fprintf(b, "  discovery %s %s watch=%t\n", p.Discovery.Name, rel, p.DiscoveryFile.WatchFile)
+	}
+	for _, pl := range p.Parsers {
+		fmt.Fprintf(b, "  parser %s\n", pl.Name)
+	}
+	if fc := p.FlowControl; fc != nil {
+		fmt.Fprintf(b, "  flow bytes=%v requests=%v ttl=%v bands=%d\n", fc.MaxBytes, fc.MaxRequests, fc.DefaultRequestTTL, len(fc.PriorityBands))
+	}
+}
