@@ -88,7 +88,7 @@ func Envoy(t testing.TB, g *Gateway, render ...string) *Process {
 	if err := os.WriteFile(conf, []byte(Run(t, nil, argv...)), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	return Start(t, "envoy", program, "-c", conf, "--concurrency", "1", "--log-level", "warning", "--use-dynamic-base-id").
+	return Start(t, "envoy", program, "-c", conf, "--concurrency", "1", "--log-level", "error", "--use-dynamic-base-id").
 		Listening(t, g.HTTP)
 }
 
