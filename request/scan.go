@@ -57,7 +57,7 @@ const (
 	roleStreamOptions
 	roleIncludeUsage
 	roleSampling
-	roleTools    // the list of tools
+	roleTools // the list of tools
 	roleTool
 	roleRaw      // counts as it stands
 	rolePrompt   // any of the four forms

@@ -17,14 +17,15 @@ import (
 type walker struct {
 	visit visitor
 	state state
-	esc   bool  // an odd number of backslashes ended the last piece of a string
-	role  role  // of the value under way or to come
-	depth int   // open containers
-	off   int64 // offset of the piece being fed
-	start int64 // offset of the token under way, without its quote
-	limit int   // how many bytes of it to keep
-	long  bool  // it is longer than that
-	buf   []byte
+	esc   bool           // an odd number of backslashes ended the last piece of a string
+	role  role           // of the value under way or to come
+	depth int            // open containers
+	off   int64          // offset of the piece being fed
+	start int64          // offset of the token under way, without its quote
+	limit int            // how many bytes of it to keep
+	long  bool           // it is longer than that
+	buf   []byte         // its first bytes, if it began in an earlier piece
+	name  []byte         // a key without its escapes
 	stack [maxDepth]role // what is within each open container
 }
 
@@ -279,10 +280,10 @@ func (w *walker) stringEnd(p []byte, end int) {
 	if t.long {
 		return
 	}
-	var spelled [keepKey]byte
 	name := t.raw
 	if bytes.IndexByte(name, '\\') >= 0 {
-		name = unescape(spelled[:0], name)
+		w.name = unescape(w.name[:0], name)
+		name = w.name
 	}
 	w.role = w.visit.key(element(w.stack[w.depth-1]), name)
 }
