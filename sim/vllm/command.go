@@ -72,6 +72,10 @@ func (s *Server) Serve(ctx context.Context, l net.Listener) error {
 	}
 	halt()
 	<-ran
+	// Whoever waited for a token has been told; give these handlers the moment they need to return.
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	_ = srv.Shutdown(last)
+	cancel()
 	_ = srv.Close()
 	<-served
 	if errors.Is(err, http.ErrServerClosed) {
