@@ -139,7 +139,7 @@ func TestAnswer(t *testing.T) {
 			check(every(carryLimit-1, len(stream))...)
 			splits := len(stream) // BL-05: every byte, also within a number or a character
 			if splits > 4000 {
-				splits = 20
+				splits = 5
 			}
 			for i := range splits {
 				check(i)

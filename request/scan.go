@@ -458,9 +458,6 @@ func (s *Scanner) forget(order, n uint64) {
 	s.facts.Prompt = slices.DeleteFunc(s.facts.Prompt, func(p PromptSpan) bool { return p.order-order < n })
 }
 
-// isNumber tells a number from true, false and null.
-func isNumber(raw []byte) bool { return raw[0] == '-' || raw[0]-'0' < 10 }
-
 // whole reads a number that is not negative and has no fraction, however it is written; -1 for
 // everything else.
 func whole(t token) int64 {

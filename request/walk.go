@@ -4,6 +4,8 @@ package request
 
 import (
 	"bytes"
+	"encoding/binary"
+	"math/bits"
 	"unicode/utf16"
 	"unicode/utf8"
 )
@@ -113,10 +115,8 @@ func (w *walker) feed(p []byte) {
 
 // structure reads white space and at most one byte of structure, or a value's first byte.
 func (w *walker) structure(p []byte, i int) int {
-	for p[i] == ' ' || p[i] == '\n' || p[i] == '\r' || p[i] == '\t' {
-		if i++; i == len(p) {
-			return i
-		}
+	if i = passSpace(p, i); i == len(p) {
+		return i
 	}
 	c := p[i]
 	at := w.off + int64(i)
@@ -213,7 +213,7 @@ func (w *walker) valued() {
 func (w *walker) inString(p []byte, i int) int {
 	from := i // where w.esc speaks of
 	for {
-		q := bytes.IndexByte(p[i:], '"')
+		q := quote(p[i:])
 		end := i + q
 		if q < 0 {
 			end = len(p)
@@ -237,6 +237,23 @@ func (w *walker) inString(p []byte, i int) int {
 		}
 		i, from, w.esc = end+1, end+1, false
 	}
+}
+
+// quote finds the first quote. Most strings, and the pieces between the quotes in a prompt that
+// is code, are so short that it pays to look at some words before calling anybody.
+func quote(p []byte) int {
+	const ones = 0x0101010101010101
+	n := min(len(p)&^7, 32)
+	for i := 0; i < n; i += 8 {
+		x := binary.LittleEndian.Uint64(p[i:]) ^ '"'*ones
+		if zero := (x - ones) &^ x & (0x80 * ones); zero != 0 {
+			return i + bits.TrailingZeros64(zero)>>3
+		}
+	}
+	if i := bytes.IndexByte(p[n:], '"'); i >= 0 {
+		return n + i
+	}
+	return -1
 }
 
 // from0 is where the token under way begins in p, or 0 when it began before.
@@ -298,29 +315,53 @@ func (w *walker) inScalar(p []byte, i int) int {
 		w.keep(p[from0(w, p):])
 		return end
 	}
+	number := true
 	if w.role != skip {
-		w.visit.scalar(w.role, w.token(p, end))
+		t := w.token(p, end)
+		number = isNumber(t.raw)
+		w.visit.scalar(w.role, t)
 	}
 	w.valued()
-	if w.stack[w.depth-1]&object != 0 {
-		return end
+	if number && w.stack[w.depth-1]&object == 0 {
+		return passNumbers(p, end)
 	}
-	// In a long list of numbers it is enough to look at the last.
-	i = end
-	for end < len(p) && kind[p[end]]&numbers != 0 {
-		end++
+	return end
+}
+
+// passNumbers goes on behind further numbers of a list, all of which mean what the first one
+// did: a prompt of token ids is passed quickly. What it cannot see the end of it leaves.
+func passNumbers(p []byte, i int) int {
+	for {
+		k := passSpace(p, i)
+		if k == len(p) || p[k] != ',' {
+			return i
+		}
+		if k = passSpace(p, k+1); k == len(p) || !isNumber(p[k:]) {
+			return i
+		}
+		for kind[p[k]]&literal != 0 {
+			if k++; k == len(p) {
+				return i
+			}
+		}
+		i = k
 	}
-	if last := bytes.LastIndexByte(p[i:end], ','); last >= 0 {
-		w.state, w.role = atValue, element(w.stack[w.depth-1])
-		return i + last + 1
+}
+
+func passSpace(p []byte, i int) int {
+	for i < len(p) && kind[p[i]]&space != 0 {
+		i++
 	}
 	return i
 }
 
+// isNumber tells a number from true, false and null, by how it begins.
+func isNumber(raw []byte) bool { return raw[0] == '-' || raw[0]-'0' < 10 }
+
 const (
 	startsLiteral = 1 << iota
 	literal
-	numbers
+	space
 )
 
 // kind tells what a byte may be part of.
@@ -331,8 +372,8 @@ var kind = func() (k [256]byte) {
 	for _, c := range []byte("+-.0123456789eEtrufalsn") {
 		k[c] |= literal
 	}
-	for _, c := range []byte("+-.0123456789eE, \n\r\t") {
-		k[c] |= numbers
+	for _, c := range []byte(" \n\r\t") {
+		k[c] |= space
 	}
 	return k
 }()
