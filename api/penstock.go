@@ -55,6 +55,9 @@ type TrustHeader struct {
 	File  string `json:"file"`
 }
 
+// String names the header and keeps its secret.
+func (h TrustHeader) String() string { return h.Name + ": (secret)" }
+
 // CIDR is a range of addresses; a bare address is a range of one.
 type CIDR struct{ netip.Prefix }
 

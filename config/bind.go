@@ -29,6 +29,9 @@ func (l *loader) bind() {
 	for _, o := range l.cfg.Objectives {
 		l.objective(o)
 	}
+	for _, p := range l.pods {
+		l.addEndpoints(p.abs, p.endpoints(l.cfg.Pools))
+	}
 }
 
 // unnamed reports several pickers that could each be the one for all. When files are only

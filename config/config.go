@@ -17,9 +17,9 @@ import (
 // catalogue as active and leaves parameters unread.
 type Options struct {
 	// Active reports whether this build acts on a plugin type, or on one of the features
-	// flowControl, crossReplica, peerDiscovery, InferenceModelRewrite, HTTPRoute, Gateway,
-	// ConfigMap (model mappings) and Pod. What is not active is accepted with a warning that
-	// names it. Discovery by file is always active.
+	// flowControl, crossReplica, peerDiscovery, InferenceModelRewrite, HTTPRoute, Gateway and
+	// ConfigMap (model mappings). What is not active is accepted with a warning that names it.
+	// Discovery by file is always active.
 	Active func(name string) bool
 	// Types reports whether a type that is not in plugin.Catalogue is this build's own. The
 	// zero value knows none.
@@ -42,7 +42,7 @@ type Config struct {
 	Objectives []Objective
 	// Penstock is our own document, or its defaults.
 	Penstock api.PenstockSpec
-	// Endpoints are the files that hold lists of endpoints.
+	// Endpoints are the files that hold lists of endpoints, or pods that pools here select.
 	Endpoints []EndpointFile
 	// Routes, Gateways, Rewrites and Mappings are read and checked; nothing acts on them yet.
 	Routes   []*api.HTTPRoute

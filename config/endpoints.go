@@ -53,14 +53,18 @@ func readEndpoints(d *document) {
 		d.report(tooManyEndpoints(d.file))
 		return
 	}
-	entries := endpoints(d.root, d.file, d.report)
-	for i := range d.cfg.Endpoints {
-		if d.cfg.Endpoints[i].File == d.abs {
-			d.cfg.Endpoints[i].Entries = append(d.cfg.Endpoints[i].Entries, entries...)
+	d.addEndpoints(d.abs, endpoints(d.root, d.file, d.report))
+}
+
+// addEndpoints adds to what one file tells.
+func (l *loader) addEndpoints(file string, entries []EndpointEntry) {
+	for i := range l.cfg.Endpoints {
+		if l.cfg.Endpoints[i].File == file {
+			l.cfg.Endpoints[i].Entries = append(l.cfg.Endpoints[i].Entries, entries...)
 			return
 		}
 	}
-	d.cfg.Endpoints = append(d.cfg.Endpoints, EndpointFile{File: d.abs, Entries: entries})
+	l.cfg.Endpoints = append(l.cfg.Endpoints, EndpointFile{File: file, Entries: entries})
 }
 
 // written is an entry as it stands in the file.

@@ -120,7 +120,10 @@ func dump(cfg *Config) string {
 	}
 	if s := fmt.Sprintf("%+v", cfg.Penstock); s != fmt.Sprintf("%+v", newLoader(Options{}).cfg.Penstock) {
 		fmt.Fprintf(&b, "penstock %+v %+v\n", cfg.Penstock.Listeners, cfg.Penstock.Limits)
-		fmt.Fprintf(&b, "  trust %v header=%+v\n", cfg.Penstock.Trust.CIDRs, cfg.Penstock.Trust.Header)
+		fmt.Fprintf(&b, "  trust %v header=%v\n", cfg.Penstock.Trust.CIDRs, cfg.Penstock.Trust.Header)
+		if h := cfg.Penstock.Trust.Header; h != nil {
+			fmt.Fprintf(&b, "  secret %s\n", h.Value)
+		}
 	}
 	return cmp.Or(b.String(), "nothing\n")
 }

@@ -45,6 +45,7 @@ type loader struct {
 	files    []string         // as named, in the order read
 	read     map[string]bool  // by absolute path
 	seen     map[string]place // by kind, namespace and name
+	pods     []pod
 	docs     int
 }
 

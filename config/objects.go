@@ -235,5 +235,3 @@ func readConfigMap(d *document) {
 	d.inactive("kind", "ConfigMap")
 	d.cfg.Mappings = append(d.cfg.Mappings, m)
 }
-
-func readPod(d *document) { d.inactive("kind", "Pod") }

@@ -41,7 +41,8 @@ func parse(data []byte, file string, report func(Problem)) []*yaml.Node {
 		}
 		if err != nil {
 			line, text := syntaxError(err)
-			t.report(lineOfError(data, text, line), "cannot be read as YAML: "+text)
+			line = lineOfError(data, text, line)
+			t.report(line, "cannot be read as YAML: "+text+hint(data, text, line))
 			return docs
 		}
 		if n.Kind != yaml.DocumentNode || len(n.Content) != 1 {
@@ -90,6 +91,19 @@ func lineOfError(data []byte, text string, given int) int {
 			}
 		}
 	})
+}
+
+// hint explains the commonest mistakes behind the library's words.
+func hint(data []byte, text string, line int) string {
+	lines := bytes.Split(data, []byte("\n"))
+	if line < 1 || line > len(lines) || !strings.Contains(text, "cannot start any token") {
+		return ""
+	}
+	l := lines[line-1]
+	if indent := l[:len(l)-len(bytes.TrimLeft(l, " \t"))]; bytes.Contains(indent, []byte("\t")) {
+		return ": indent with spaces, not with tabs"
+	}
+	return ": put the value in quotes"
 }
 
 // tidier makes plain trees: aliases and merge keys are replaced by what they stand for, double
