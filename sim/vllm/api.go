@@ -3,6 +3,7 @@
 package vllm
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,8 +12,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/penstock-project/penstock/sim/engine"
 )
 
 // maxBody is the largest request body in bytes.
@@ -112,8 +111,8 @@ func classify(err error) *apiError {
 		return &apiError{http.StatusRequestEntityTooLarge, "BadRequestError", err.Error(), ""}
 	case errors.Is(err, errStopped):
 		return &apiError{http.StatusServiceUnavailable, "ServiceUnavailableError", err.Error(), ""}
-	case errors.Is(err, engine.ErrTooLong):
-		return &apiError{http.StatusBadRequest, "BadRequestError", err.Error(), ""}
+	case errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return &apiError{statusClientLeft, "ClientClosedRequest", err.Error(), ""}
 	}
 	return &apiError{http.StatusBadRequest, "BadRequestError", err.Error(), ""}
 }
@@ -121,14 +120,26 @@ func classify(err error) *apiError {
 // fail writes an error in OpenAI's form.
 func fail(w http.ResponseWriter, err error) int {
 	e := classify(err)
-	var param any
-	if e.param != "" {
-		param = e.param
+	if e.status == statusClientLeft {
+		return e.status // nobody would read it
 	}
-	return reply(w, e.status, map[string]any{"error": map[string]any{
-		"message": e.message, "type": e.kind, "param": param, "code": e.status,
-	}})
+	info := errorInfo{Message: e.message, Type: e.kind, Code: e.status}
+	if e.param != "" {
+		info.Param = &e.param
+	}
+	return reply(w, e.status, map[string]errorInfo{"error": info})
 }
+
+// errorInfo is OpenAI's error, in vLLM's order.
+type errorInfo struct {
+	Message string  `json:"message"`
+	Type    string  `json:"type"`
+	Param   *string `json:"param"`
+	Code    int     `json:"code"`
+}
+
+// statusClientLeft is the status, nginx's, under which a request counts whose client has left.
+const statusClientLeft = 499
 
 // decode reads a JSON body.
 func decode(w http.ResponseWriter, r *http.Request, v any) error {
@@ -147,7 +158,8 @@ func decode(w http.ResponseWriter, r *http.Request, v any) error {
 		}
 		var typ *json.UnmarshalTypeError
 		if errors.As(err, &typ) && typ.Field != "" {
-			return badRequest(typ.Field, "%s: Input should be a valid %s, not %s", typ.Field, typ.Type, typ.Value)
+			field := typ.Field[strings.LastIndexByte(typ.Field, '.')+1:]
+			return badRequest(field, "%s: Input should be a valid %s, not %s", field, typ.Type, typ.Value)
 		}
 		return badRequest("", "JSON decode error: %v", err)
 	}

@@ -88,6 +88,16 @@ func (p *page) counters(m *metrics) {
 	p.counter("vllm:request_success", "Count of successfully processed requests.", "finished_reason",
 		series{label: "stop", count: &m.stop}, series{label: "length", count: &m.length}, series{label: "abort", count: &m.abort},
 		series{label: "error"}, series{label: "repetition"})
+	name, help := "vllm:admission_rejections", "Number of admission attempts rejected by a queue limit, by reason."
+	limits := []string{"max_num_queued_reqs", "max_num_queued_tokens"}
+	p.family(name+"_total", "counter", help)
+	for _, l := range limits {
+		p.fixed(name+"_total{"+p.model+`,reason="`+l+`"}`, "0.0")
+	}
+	p.family(name+"_created", "gauge", help)
+	for _, l := range limits {
+		p.fixed(name+"_created{"+p.model+`,reason="`+l+`"}`, p.at)
+	}
 }
 
 func (p *page) histograms(m *metrics) {

@@ -28,6 +28,9 @@ func (b *messagesBody) prompt() []uint32 {
 // failAnthropic writes an error in Anthropic's form.
 func failAnthropic(w http.ResponseWriter, err error) int {
 	e := classify(err)
+	if e.status == statusClientLeft {
+		return e.status
+	}
 	return reply(w, e.status, map[string]any{"type": "error", "error": map[string]string{"type": e.kind, "message": e.message}})
 }
 

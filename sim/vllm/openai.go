@@ -42,6 +42,44 @@ func (o *output) stopReason() any {
 	return o.stop
 }
 
+// answered is a complete answer in OpenAI's form, as vLLM fills it.
+type answered struct {
+	ID          string   `json:"id"`
+	Object      string   `json:"object"`
+	Created     int64    `json:"created"`
+	Model       string   `json:"model"`
+	Choices     []choice `json:"choices"`
+	Tier        *string  `json:"service_tier"`
+	Fingerprint *string  `json:"system_fingerprint"`
+	Usage       usage    `json:"usage"`
+	Transfer    any      `json:"kv_transfer_params"`
+}
+
+// choice has a message in a chat and a text in a completion.
+type choice struct {
+	Index    int     `json:"index"`
+	Message  *said   `json:"message,omitempty"`
+	Text     *string `json:"text,omitempty"`
+	Logprobs any     `json:"logprobs"`
+	Reason   string  `json:"finish_reason"`
+	Stop     any     `json:"stop_reason"`
+	TokenIDs []int   `json:"token_ids"`
+}
+
+type said struct {
+	Role        string  `json:"role"`
+	Content     string  `json:"content"`
+	Refusal     *string `json:"refusal"`
+	Annotations any     `json:"annotations"`
+	Audio       any     `json:"audio"`
+	Function    any     `json:"function_call"`
+	Reasoning   *string `json:"reasoning"`
+}
+
+func (j *job) answer(object string, c *call) answered {
+	return answered{ID: j.id, Object: object, Created: j.created, Model: j.model, Usage: c.usage()}
+}
+
 // quote appends a JSON string.
 func quote(b []byte, s string) []byte {
 	for i := range len(s) {
@@ -217,18 +255,11 @@ var chatFace = face{
 		return j, err
 	},
 	whole: func(j *job, c *call) any {
-		var choices []any
+		v := j.answer("chat.completion", c)
 		for i, a := range c.answers {
-			choices = append(choices, map[string]any{
-				"index":    i,
-				"message":  map[string]any{"role": "assistant", "content": a.out.shown(), "refusal": nil, "annotations": nil, "audio": nil, "function_call": nil, "reasoning": nil},
-				"logprobs": nil, "finish_reason": a.out.reason, "stop_reason": a.out.stopReason(), "token_ids": nil,
-			})
+			v.Choices = append(v.Choices, choice{Index: i, Message: &said{Role: "assistant", Content: a.out.shown()}, Reason: a.out.reason, Stop: a.out.stopReason()})
 		}
-		return map[string]any{
-			"id": j.id, "object": "chat.completion", "created": j.created, "model": j.model, "choices": choices,
-			"service_tier": nil, "system_fingerprint": nil, "usage": c.usage(), "prompt_logprobs": nil, "kv_transfer_params": nil,
-		}
+		return v
 	},
 	open: func(b []byte, j *job, c *call) []byte {
 		for i := range c.answers {
@@ -304,17 +335,12 @@ var completionsFace = face{
 		return j, err
 	},
 	whole: func(j *job, c *call) any {
-		var choices []any
+		v := j.answer(textChunk, c)
 		for i, a := range c.answers {
-			choices = append(choices, map[string]any{
-				"index": i, "text": a.out.shown(), "logprobs": nil, "finish_reason": a.out.reason,
-				"stop_reason": a.out.stopReason(), "token_ids": nil, "prompt_logprobs": nil, "prompt_token_ids": nil,
-			})
+			text := a.out.shown()
+			v.Choices = append(v.Choices, choice{Index: i, Text: &text, Reason: a.out.reason, Stop: a.out.stopReason()})
 		}
-		return map[string]any{
-			"id": j.id, "object": textChunk, "created": j.created, "model": j.model, "choices": choices,
-			"service_tier": nil, "system_fingerprint": nil, "usage": c.usage(), "kv_transfer_params": nil,
-		}
+		return v
 	},
 	open: func(b []byte, _ *job, _ *call) []byte { return b },
 	delta: func(b []byte, j *job, c *call, choice, i int) []byte {
