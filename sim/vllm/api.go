@@ -3,6 +3,7 @@
 package vllm
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -58,6 +59,11 @@ func (s *Server) routes() {
 		s.route("POST /v1/load_lora_adapter", s.loadAdapter)
 		s.route("POST /v1/unload_lora_adapter", s.unloadAdapter)
 	}
+	for path := range s.paths {
+		s.mux.HandleFunc(path, func(w http.ResponseWriter, _ *http.Request) {
+			reply(w, http.StatusMethodNotAllowed, map[string]string{"detail": "Method Not Allowed"})
+		})
+	}
 	s.mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
 		reply(w, http.StatusNotFound, map[string]string{"detail": "Not Found"})
 	})
@@ -66,6 +72,7 @@ func (s *Server) routes() {
 // route serves a path and counts its answers. The function returns the status it wrote.
 func (s *Server) route(pattern string, f func(http.ResponseWriter, *http.Request) int) {
 	method, path, _ := strings.Cut(pattern, " ")
+	s.paths[path] = true
 	s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 		began := s.now()
 		w.Header().Set("Server", "uvicorn")
@@ -89,15 +96,23 @@ func (s *Server) health(w http.ResponseWriter, _ *http.Request) int {
 
 // reply writes a JSON body.
 func reply(w http.ResponseWriter, status int, v any) int {
-	b, err := json.Marshal(v)
-	if err != nil {
-		panic(err) // our own types
-	}
+	b := appendJSON(nil, v)
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(len(b)))
 	w.WriteHeader(status)
 	_, _ = w.Write(b)
 	return status
+}
+
+// appendJSON appends one of our own values as JSON, with < and > as they are.
+func appendJSON(b []byte, v any) []byte {
+	buf := bytes.NewBuffer(b)
+	enc := json.NewEncoder(buf)
+	enc.SetEscapeHTML(false)
+	if err := enc.Encode(v); err != nil {
+		panic(err)
+	}
+	return bytes.TrimSuffix(buf.Bytes(), []byte("\n"))
 }
 
 // classify turns whatever went wrong into what a client is told.

@@ -37,11 +37,7 @@ func failAnthropic(w http.ResponseWriter, err error) int {
 // event appends an event with its name.
 func event(b []byte, name string, v any) []byte {
 	b = append(append(append(b, "event: "...), name...), "\ndata: "...)
-	data, err := json.Marshal(v)
-	if err != nil {
-		panic(err) // our own types
-	}
-	return append(append(b, data...), "\n\n"...)
+	return append(appendJSON(b, v), "\n\n"...)
 }
 
 type anthropicUsage struct {

@@ -84,8 +84,7 @@ func (j *job) answer(object string, c *call) answered {
 func quote(b []byte, s string) []byte {
 	for i := range len(s) {
 		if s[i] < ' ' || s[i] == '"' || s[i] == '\\' || s[i] >= 0x7f {
-			q, _ := json.Marshal(s)
-			return append(b, q...)
+			return appendJSON(b, s)
 		}
 	}
 	return append(append(append(b, '"'), s...), '"')
@@ -108,8 +107,7 @@ func (j *job) head(b []byte, object string) []byte {
 func (j *job) end(b []byte, c *call, always bool) []byte {
 	b = append(b, ']')
 	if always || j.continuous {
-		u, _ := json.Marshal(c.usage())
-		b = append(append(b, `,"usage":`...), u...)
+		b = appendJSON(append(b, `,"usage":`...), c.usage())
 	}
 	return append(b, "}\n\n"...)
 }

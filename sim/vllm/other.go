@@ -8,30 +8,54 @@ import (
 	"slices"
 )
 
+// modelCard is an entry of the list of models, in vLLM's order.
+type modelCard struct {
+	ID          string       `json:"id"`
+	Object      string       `json:"object"`
+	Created     int64        `json:"created"`
+	OwnedBy     string       `json:"owned_by"`
+	Root        string       `json:"root"`
+	Parent      *string      `json:"parent"`
+	MaxModelLen *int         `json:"max_model_len"`
+	Permission  []permission `json:"permission"`
+}
+
+type permission struct {
+	ID           string  `json:"id"`
+	Object       string  `json:"object"`
+	Created      int64   `json:"created"`
+	CreateEngine bool    `json:"allow_create_engine"`
+	Sampling     bool    `json:"allow_sampling"`
+	Logprobs     bool    `json:"allow_logprobs"`
+	Search       bool    `json:"allow_search_indices"`
+	View         bool    `json:"allow_view"`
+	FineTuning   bool    `json:"allow_fine_tuning"`
+	Organization string  `json:"organization"`
+	Group        *string `json:"group"`
+	Blocking     bool    `json:"is_blocking"`
+}
+
 // getModels lists the model under all its names, and the adapters.
 func (s *Server) getModels(w http.ResponseWriter, _ *http.Request) int {
 	created := s.began.Unix()
-	var data []any
-	card := func(id, root string, parent, length any) {
-		data = append(data, map[string]any{
-			"id": id, "object": "model", "created": created, "owned_by": "vllm", "root": root, "parent": parent, "max_model_len": length,
-			"permission": []any{map[string]any{
-				"id": "modelperm-" + id, "object": "model_permission", "created": created, "allow_create_engine": false,
-				"allow_sampling": true, "allow_logprobs": true, "allow_search_indices": false, "allow_view": true,
-				"allow_fine_tuning": false, "organization": "*", "group": nil, "is_blocking": false,
-			}},
-		})
+	card := func(id, root string, parent *string, length *int) modelCard {
+		return modelCard{id, "model", created, "vllm", root, parent, length, []permission{{
+			ID: "modelperm-" + id, Object: "model_permission", Created: created, Sampling: true, Logprobs: true, View: true, Organization: "*",
+		}}}
 	}
+	var data []modelCard
 	for _, m := range s.opts.Models {
-		card(m, s.opts.Models[0], nil, s.opts.MaxModelLen)
+		data = append(data, card(m, s.opts.Models[0], nil, &s.opts.MaxModelLen))
 	}
 	s.mu.Lock()
-	adapters := slices.Clone(s.adapters)
-	s.mu.Unlock()
-	for _, a := range adapters {
-		card(a.Name, a.Path, s.opts.Models[0], nil)
+	for _, a := range s.adapters {
+		data = append(data, card(a.Name, a.Path, &s.opts.Models[0], nil))
 	}
-	return reply(w, http.StatusOK, map[string]any{"object": "list", "data": data})
+	s.mu.Unlock()
+	return reply(w, http.StatusOK, struct {
+		Object string      `json:"object"`
+		Data   []modelCard `json:"data"`
+	}{"list", data})
 }
 
 type adapterBody struct {

@@ -24,8 +24,9 @@ type Server struct {
 	opts    Options
 	began   time.Time
 	mux     *http.ServeMux
-	wake    chan struct{} // there is work for Run
-	stopped chan struct{} // Run has ended
+	paths   map[string]bool // in the mux
+	wake    chan struct{}   // there is work for Run
+	stopped chan struct{}   // Run has ended
 	ids     atomic.Uint64
 
 	mu       sync.Mutex // guards what follows
@@ -61,7 +62,7 @@ func New(opts Options) (*Server, error) {
 	}
 	s.metrics = newMetrics(opts.MaxModelLen)
 	s.page = newPage(&opts, s.metrics, s.began)
-	s.mux = http.NewServeMux()
+	s.mux, s.paths = http.NewServeMux(), map[string]bool{}
 	s.routes()
 	return s, nil
 }
