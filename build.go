@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -199,31 +197,12 @@ func discoveries(cfg *config.Config) []string {
 	}
 	var out []string
 	for _, p := range cfg.Pickers {
-		if p.File == nil {
-			continue
-		}
-		if path := beside(p.File.Path, p.Source); !read[path] {
-			read[path] = true
-			out = append(out, path)
+		if d := p.DiscoveryFile; d != nil && !read[d.Path] {
+			read[d.Path] = true
+			out = append(out, d.Path)
 		}
 	}
 	return out
-}
-
-// beside finds a file in the working directory or, when it is not there, beside the document that names it.
-func beside(path, document string) string {
-	if abs, err := filepath.Abs(path); err == nil {
-		if _, err := os.Stat(abs); err == nil || filepath.IsAbs(path) || document == "" {
-			return abs
-		}
-	}
-	if abs, err := filepath.Abs(filepath.Join(filepath.Dir(document), path)); err == nil {
-		if _, err := os.Stat(abs); err == nil {
-			return abs
-		}
-	}
-	abs, _ := filepath.Abs(path)
-	return abs
 }
 
 // report logs the problems of a configuration, each with its place.

@@ -70,13 +70,14 @@ func (p *process) dev(ctx context.Context, cfg *config.Config, stdout io.Writer,
 		if err != nil {
 			return err
 		}
-		o := vllm.Defaults()
+		o := vllm.DefaultOptions()
 		o.Models = []string{model}
 		e, err := vllm.New(o)
 		if err != nil {
 			return err
 		}
-		fleetGroup.Go(func() error { return e.Serve(fleetCtx, lis) })
+		fleetGroup.Go(func() error { return e.Run(fleetCtx) })
+		fleetGroup.Go(func() error { return serveHTTP(fleetCtx, lis, e.Handler()) })
 		endpoints[i] = fleet.EndpointSpec{ID: fleet.ID{Namespace: "default", Name: fmt.Sprint("engine-", i)}, Address: lis.Addr().String()}
 	}
 	p.store.SetEndpoints("dev", endpoints)
@@ -111,8 +112,8 @@ func (p *process) greet(w io.Writer, l *listeners, endpoints []fleet.EndpointSpe
 	fmt.Fprintf(w, `
 Try it; x-penstock-endpoint says who answered, and the same conversation goes to the same endpoint:
 
-  curl -si %s/v1/chat/completions -H 'content-type: application/json' \
-    -d '{"model":"%s","messages":[{"role":"user","content":"Hello"}],"max_tokens":20}'
+  curl -si %s/v1/chat/completions \
+    --json '{"model":"%s","messages":[{"role":"user","content":"Hello"}],"max_tokens":20}'
 
   python3 -c 'from openai import OpenAI; c = OpenAI(base_url="%s/v1", api_key="none"); print(c.chat.completions.create(model="%s", max_tokens=20, messages=[{"role": "user", "content": "Hello"}]).choices[0].message.content)'
 

@@ -3,7 +3,6 @@
 package penstock
 
 import (
-	"bytes"
 	"context"
 	"embed"
 	"encoding/json"
@@ -191,35 +190,4 @@ func typeName(t reflect.Type) string {
 		return typeName(t.Elem())
 	}
 	return strings.ToLower(t.Name())
-}
-
-// reference renders docs/reference/plugins.md.
-func referencePlugins() (string, error) {
-	var b bytes.Buffer
-	b.WriteString("# Plugins\n\nMade from the code by `make golden`. A plugin that is not active yet is accepted in a configuration, with a warning that names it.\n")
-	byRole := map[plugin.Role][]plugin.Entry{}
-	var roles []plugin.Role
-	for _, e := range plugin.Catalogue() {
-		if byRole[e.Roles[0]] == nil {
-			roles = append(roles, e.Roles[0])
-		}
-		byRole[e.Roles[0]] = append(byRole[e.Roles[0]], e)
-	}
-	for _, r := range roles {
-		fmt.Fprintf(&b, "\n## %s%s\n", strings.ToUpper(string(r[:1])), r[1:])
-		for _, e := range byRole[r] {
-			doc, fields, err := describe(e)
-			if err != nil {
-				return "", err
-			}
-			fmt.Fprintf(&b, "\n### %s\n\n*%s*\n\n%s", e.Type, state(e), doc)
-			if len(fields) > 0 {
-				b.WriteString("\n| parameter | type | default | |\n|---|---|---|---|\n")
-			}
-			for _, f := range fields {
-				fmt.Fprintf(&b, "| `%s` | %s | `%s` | %s |\n", f.Name, f.Type, f.Default, strings.ReplaceAll(f.Doc, "\n", " "))
-			}
-		}
-	}
-	return b.String(), nil
 }

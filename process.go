@@ -4,6 +4,7 @@ package penstock
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -87,6 +88,12 @@ func (p *process) run(ctx context.Context, cfg *config.Config) error {
 	if err != nil {
 		return err
 	}
+	var certificate *tls.Config
+	if p.secure && p.extproc != "" {
+		if certificate, err = extproc.Certificate(p.certPath, p.log); err != nil {
+			return err
+		}
+	}
 	l, err := p.listen()
 	if err != nil {
 		return err
@@ -101,7 +108,7 @@ func (p *process) run(ctx context.Context, cfg *config.Config) error {
 	rest, restCtx := errgroup.WithContext(behind)
 	rest.Go(func() error { return p.obs.Run(restCtx) })
 	rest.Go(func() error {
-		return scrape.Run(restCtx, p.store, scrape.Options{Interval: p.interval, Observer: p.obs})
+		return scrape.Run(restCtx, p.store, scrape.Options{Interval: p.interval, Failed: p.obs.PollFailed, Extracted: p.obs.ExtractFailed})
 	})
 	p.follow(restCtx, rest, cfg)
 	if l.metrics != nil {
@@ -112,7 +119,7 @@ func (p *process) run(ctx context.Context, cfg *config.Config) error {
 	if l.health != nil {
 		rest.Go(func() error { return extproc.RunHealth(restCtx, l.health, func() bool { return p.notReady() == nil }) })
 	}
-	p.openDoors(doorsCtx, doors, l, cfg, trust)
+	p.openDoors(doorsCtx, doors, l, cfg, trust, certificate)
 	doors.Go(func() error {
 		<-doorsCtx.Done()
 		p.gw.Drain()
@@ -132,7 +139,7 @@ func (p *process) run(ctx context.Context, cfg *config.Config) error {
 	return err
 }
 
-func (p *process) openDoors(ctx context.Context, g *errgroup.Group, l *listeners, cfg *config.Config, trust gateway.Trust) {
+func (p *process) openDoors(ctx context.Context, g *errgroup.Group, l *listeners, cfg *config.Config, trust gateway.Trust, certificate *tls.Config) {
 	limits := cfg.Penstock.Limits
 	if l.http != nil {
 		t := trust
@@ -149,8 +156,8 @@ func (p *process) openDoors(ctx context.Context, g *errgroup.Group, l *listeners
 		t := trust
 		t.All = len(t.CIDRs) == 0 && t.Header == "" // the peer is a proxy of the operator's, unless told whom to trust
 		door := extproc.New(p.gw, extproc.Options{
-			Door: &gateway.Door{Name: "extproc", Trust: t}, Log: p.log, Drain: p.drain, Secure: p.secure, CertPath: p.certPath,
-			MaxBody: int64(limits.MaxBodyBytes), Health: p.healthOnDoor, Ready: func() bool { return p.notReady() == nil },
+			Door: &gateway.Door{Name: "extproc", Trust: t}, Log: p.log, Drain: p.drain, TLS: certificate,
+			HealthChecking: p.healthOnDoor, Ready: func() bool { return p.notReady() == nil },
 		})
 		g.Go(func() error { return door.Run(ctx, l.extproc) })
 	}

@@ -128,7 +128,7 @@ func epp(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	picker := cfg.PickerFor(*namespace, *pool+"-epp")
-	if picker.File == nil {
+	if picker.DiscoveryFile == nil {
 		return fmt.Errorf("the configuration has no endpoints: file-discovery is the way to name them here (plugins: - {type: file-discovery, parameters: {path: …}}, dataLayer: {discovery: {pluginRef: file-discovery}})")
 	}
 	cfg.Pools = []*config.Pool{{Namespace: *namespace, Name: *pool, Picker: picker}}
