@@ -200,13 +200,13 @@ func (r *reader) body(h *head, limit int) (body []byte, keep bool, err error) {
 		return r.buf[start:end], h.keep && end == len(r.buf), nil
 	}
 	for { // to the end of the connection
+		if len(r.buf)-start > limit {
+			return nil, false, TooLarge
+		}
 		if err := r.more(firstRead); err == io.EOF {
 			return r.buf[start:], false, nil
 		} else if err != nil {
 			return nil, false, err
-		}
-		if len(r.buf)-start > limit {
-			return nil, false, TooLarge
 		}
 	}
 }

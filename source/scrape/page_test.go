@@ -6,7 +6,7 @@ import (
 	"bytes"
 	"fmt"
 	"math"
-	"slices"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -195,12 +195,11 @@ func FuzzScan(f *testing.F) {
 	f.Add([]byte("vllm:kv_cache_usage_perc 0.5\nvllm:gpu_cache_usage_perc{} 0.1\nsglang:num_queue_reqs{a=\"b\",} 3\n"))
 	f.Add([]byte("vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"9\"} 1\nvllm:lora_requests_info{max_lora=\"4\",running_lora_adapters=\"a,b\",waiting_lora_adapters=\"\"} 1.7e+09\n"))
 	f.Add([]byte("nv_trt_llm_request_metrics{request_type=\"waiting\"} 7\n<html>\n"))
-	f.Add(vllmPage(1 << 10))
 	f.Fuzz(func(t *testing.T, page []byte) {
 		var got Page
 		Scan(page, Default, &got)
 		want := expected(page)
-		if want == nil || bytes.ContainsAny(page, "\\\r") || quotedName(page) {
+		if want == nil || bytes.ContainsAny(page, "\\\r") || strange.Match(page) {
 			return // we are more lenient, or keep escapes as they stand
 		}
 		if g, w := show(&got), show(want); g != w {
@@ -209,13 +208,9 @@ func FuzzScan(f *testing.F) {
 	})
 }
 
-// quotedName finds names in quotes, {"like this"}, which no engine writes and we do not read.
-func quotedName(page []byte) bool {
-	return slices.ContainsFunc(bytes.Split(page, []byte("\n")), func(l []byte) bool {
-		return bytes.Contains(bytes.ReplaceAll(bytes.ReplaceAll(l, []byte(" "), nil), []byte("\t"), nil), []byte(`{"`)) ||
-			bytes.Contains(bytes.ReplaceAll(bytes.ReplaceAll(l, []byte(" "), nil), []byte("\t"), nil), []byte(`,"`))
-	})
-}
+// strange finds what Prometheus' parser accepts, but no engine writes, and we do not read: names in
+// quotes, {"like this"}, and names with a value right behind them.
+var strange = regexp.MustCompile(`[{,][ \t]*"|(vllm|sglang|trtllm|nv)[a-zA-Z0-9_:]*[^a-zA-Z0-9_:{ \t\n]`)
 
 func BenchmarkScanPage(b *testing.B) {
 	page := vllmPage(100 << 10)
