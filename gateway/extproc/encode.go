@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package extproc
+
+import (
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/penstock-project/penstock/gateway"
+)
+
+// maxPiece is the most body bytes that one message may carry: Envoy's limit of 64 KiB for a
+// message, less its frame.
+const maxPiece = 62_000
+
+// Fields of a ProcessingResponse's oneof, and dynamic_metadata.
+const (
+	replyRequestHeaders   = 1
+	replyResponseHeaders  = 2
+	replyRequestBody      = 3
+	replyResponseBody     = 4
+	replyRequestTrailers  = 5
+	replyResponseTrailers = 6
+	replyImmediate        = 7
+	replyMetadata         = 8
+)
+
+// reply is an encoded ProcessingResponse.
+type reply struct{ data mem.BufferSlice }
+
+// Replies that say "go on, nothing to change".
+var (
+	plainRequestHeaders   = plain(replyRequestHeaders)
+	plainResponseHeaders  = plain(replyResponseHeaders)
+	plainRequestBody      = plain(replyRequestBody)
+	plainResponseBody     = plain(replyResponseBody)
+	plainRequestTrailers  = plain(replyRequestTrailers)
+	plainResponseTrailers = plain(replyResponseTrailers)
+)
+
+func plain(field protowire.Number) reply {
+	return encoded(appendBytes(nil, field, ""))
+}
+
+func encoded(b []byte) reply { return reply{mem.BufferSlice{mem.SliceBuffer(b)}} }
+
+// appendBytes appends a field of bytes, a string or a whole message.
+func appendBytes[T string | []byte](b []byte, field protowire.Number, v T) []byte {
+	b = protowire.AppendTag(b, field, protowire.BytesType)
+	b = protowire.AppendVarint(b, uint64(len(v)))
+	return append(b, v...)
+}
+
+func appendNumber(b []byte, field protowire.Number, v uint64) []byte {
+	b = protowire.AppendTag(b, field, protowire.VarintType)
+	return protowire.AppendVarint(b, v)
+}
+
+// nest makes what begins at start of b a field of its own: the innermost message is written first, and
+// wrapped from there.
+func nest(b []byte, start int, field protowire.Number) []byte {
+	n := len(b) - start
+	head := protowire.SizeTag(field) + protowire.SizeVarint(uint64(n))
+	for range head {
+		b = append(b, 0)
+	}
+	copy(b[start+head:], b[start:start+n])
+	h := protowire.AppendTag(b[:start], field, protowire.BytesType)
+	protowire.AppendVarint(h, uint64(n))
+	return b
+}
+
+// mutation is what changes in the headers of a request or of an answer of our own.
+type mutation struct {
+	set    []gateway.Header
+	remove []string
+}
+
+// append writes the mutation's fields of a HeaderMutation: 1 set_headers, 2 remove_headers.
+func (m *mutation) append(b []byte) []byte {
+	for _, h := range m.set {
+		b = appendSet(b, h)
+	}
+	for _, name := range m.remove {
+		b = appendBytes(b, 2, name)
+	}
+	return b
+}
+
+// appendSet writes a HeaderValueOption, 1 header (1 key, 3 raw_value) and 3 append_action, which
+// replaces whatever is there.
+func appendSet(b []byte, h gateway.Header) []byte {
+	const overwriteIfExistsOrAdd = 2
+	option := len(b)
+	b = appendBytes(b, 1, h.Name)
+	b = appendBytes(b, 3, h.Value)
+	b = nest(b, option, 1)
+	b = appendNumber(b, 3, overwriteIfExistsOrAdd)
+	return nest(b, option, 1)
+}
+
+// decision is the reply that carries a choice, to the headers or, where a proxy waits for them
+// to be answered first, to the body. scratch is used and given back.
+func decision(scratch []byte, field protowire.Number, destination string, m *mutation, body []byte, replaced bool) (reply, []byte) {
+	b := scratch[:0]
+	b = m.append(b)
+	b = nest(b, 0, 2) // header_mutation
+	if replaced {
+		start := len(b)
+		b = appendBytes(b, 1, body)
+		b = nest(b, start, 3) // body_mutation
+	}
+	b = appendNumber(b, 5, 1) // clear_route_cache
+	b = nest(b, 0, 1)         // response
+	b = nest(b, 0, field)
+	start := len(b)
+	b = appendBytes(b, 3, destination) // Value.string_value
+	b = appendEntry(b, start, destinationKey)
+	b = nest(b, start, 5) // Value.struct_value
+	b = appendEntry(b, start, namespace)
+	b = nest(b, start, replyMetadata)
+	return encoded(append([]byte(nil), b...)), b
+}
+
+// appendEntry makes the value that begins at start an entry of a Struct's fields.
+func appendEntry(b []byte, start int, key string) []byte {
+	b = nest(b, start, 2)
+	b = appendBytes(b, 1, key)
+	return nest(b, start, 1)
+}
+
+// immediate is an answer of our own: 1 status (1 code), 2 headers, 3 body, 5 details.
+func immediate(status int, h []gateway.Header, body []byte, details string) reply {
+	b := appendNumber(nil, 1, uint64(status))
+	b = nest(b, 0, 1)
+	start := len(b)
+	b = (&mutation{set: h}).append(b)
+	b = nest(b, start, 2)
+	b = appendBytes(b, 3, body)
+	b = appendBytes(b, 5, details)
+	return encoded(nest(b, 0, replyImmediate))
+}
+
+// bodyHead is what comes before the n bytes of a body piece: a BodyResponse with 1 response, 3
+// body_mutation, 3 streamed_response, 2 end_of_stream and 1 body.
+func bodyHead(b []byte, field protowire.Number, n int, end bool) []byte {
+	streamed := 0
+	if end {
+		streamed = 2
+	}
+	if n > 0 {
+		streamed += 1 + protowire.SizeBytes(n)
+	}
+	mutation := 1 + protowire.SizeBytes(streamed)
+	common := 1 + protowire.SizeBytes(mutation)
+	response := 1 + protowire.SizeBytes(common)
+	for _, f := range [...]struct {
+		num protowire.Number
+		n   int
+	}{{field, response}, {1, common}, {3, mutation}, {3, streamed}} {
+		b = protowire.AppendTag(b, f.num, protowire.BytesType)
+		b = protowire.AppendVarint(b, uint64(f.n))
+	}
+	if end {
+		b = appendNumber(b, 2, 1)
+	}
+	if n > 0 {
+		b = protowire.AppendTag(b, 1, protowire.BytesType)
+		b = protowire.AppendVarint(b, uint64(n))
+	}
+	return b
+}
+
+// inline is the length up to which a body piece is copied behind its head: less than a buffer
+// of its own costs.
+const inline = 1 << 10
+
+// headRoom is enough for every head.
+const headRoom = 40
+
+// whole is a message in one buffer, allocated at once.
+type whole struct {
+	list [1]mem.Buffer
+	data mem.SliceBuffer
+}
+
+// inlined makes a body reply of pieces that are short altogether.
+func inlined(field protowire.Number, pieces []piece, n int, end bool) reply {
+	w := &whole{data: bodyHead(make([]byte, 0, n+headRoom), field, n, end)}
+	for i := range pieces {
+		w.data = append(w.data, pieces[i].p...)
+	}
+	w.list[0] = &w.data
+	return reply{w.list[:]}
+}
+
+// split is a message whose body lies in buffers of somebody else, as many as the list holds
+// before it grows: 62,000 bytes lie in five frames of 16 KiB at most.
+type split struct {
+	list [6]mem.Buffer
+	head mem.SliceBuffer
+	room [headRoom]byte
+}
+
+// bodyWriter cuts a body into messages of at most maxPiece bytes.
+type bodyWriter struct {
+	field protowire.Number
+	send  func(reply) error
+	list  mem.BufferSlice // of the message in the making; the first is its head
+	now   *split
+	n     int // body bytes in it
+}
+
+// view adds the bytes from from to to of a piece, without copying them.
+func (w *bodyWriter) view(e *piece, from, to int) error {
+	for from < to {
+		k, err := w.room(to - from)
+		if err != nil {
+			return err
+		}
+		w.list = append(w.list, e.view(from, from+k))
+		w.n += k
+		from += k
+	}
+	return nil
+}
+
+// copied adds a copy of p.
+func (w *bodyWriter) copied(p []byte, pool mem.BufferPool) error {
+	for len(p) > 0 {
+		k, err := w.room(len(p))
+		if err != nil {
+			return err
+		}
+		w.list = append(w.list, mem.Copy(p[:k], pool))
+		w.n += k
+		p = p[k:]
+	}
+	return nil
+}
+
+// room tells how many of want bytes go into the current message, which is sent when it is full.
+func (w *bodyWriter) room(want int) (int, error) {
+	if w.n == maxPiece {
+		if err := w.flush(false); err != nil {
+			return 0, err
+		}
+	}
+	if w.now == nil {
+		w.now = new(split)
+		w.list = w.now.list[:1]
+	}
+	return min(want, maxPiece-w.n), nil
+}
+
+// flush sends what there is, also if it is nothing.
+func (w *bodyWriter) flush(end bool) error {
+	if w.now == nil {
+		w.now = new(split)
+		w.list = w.now.list[:1]
+	}
+	w.now.head = bodyHead(w.now.room[:0], w.field, w.n, end)
+	w.list[0] = &w.now.head
+	r := reply{w.list}
+	w.list, w.now, w.n = nil, nil, 0
+	return w.send(r)
+}
+
+// drop gives back what was not sent.
+func (w *bodyWriter) drop() {
+	if w.now != nil {
+		w.list[1:].Free()
+		w.list, w.now, w.n = nil, nil, 0
+	}
+}

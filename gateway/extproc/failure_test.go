@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package extproc
+
+import (
+	"context"
+	"net"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/encoding"
+	_ "google.golang.org/grpc/encoding/proto"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+
+	"github.com/penstock-project/penstock/gateway"
+	"github.com/penstock-project/penstock/observe"
+)
+
+// BL-16: a client that leaves is noticed in every phase, whether its proxy resets the stream or closes its side.
+func TestClientLeaves(t *testing.T) {
+	phases := []struct {
+		name string
+		play func(c *call)
+	}{
+		{"after headers", func(c *call) { c.send(reqHeadersMsg(false)) }},
+		{"in the body", func(c *call) { c.send(reqHeadersMsg(false), reqBodyMsg(text(100_000), false)) }},
+		{"after the decision", func(c *call) {
+			c.send(reqHeadersMsg(false), reqBodyMsg(text(1000), true))
+			c.recv()
+		}},
+		{"after response headers", func(c *call) {
+			c.send(reqHeadersMsg(true))
+			c.recv()
+			c.send(respHeadersMsg(200, "text/event-stream", false))
+			c.recv()
+		}},
+		{"in the answer", func(c *call) {
+			c.send(reqHeadersMsg(true))
+			c.recv()
+			c.send(respHeadersMsg(200, "text/event-stream", false), respBodyMsg(text(3000), false))
+			c.recv()
+			c.recv()
+		}},
+	}
+	for _, how := range []string{"reset", "close"} {
+		for _, p := range phases {
+			t.Run(how+" "+p.name, func(t *testing.T) {
+				r := newRig(t, newFake(0), Options{})
+				c := r.open()
+				p.play(c)
+				<-r.began
+				if how == "reset" {
+					c.cancel()
+				} else {
+					c.stream.CloseSend()
+				}
+				r.wantEnd(observe.ClientLeft)
+			})
+		}
+	}
+}
+
+// A request that waits for its turn notices both ways of leaving too.
+func TestClientLeavesTheQueue(t *testing.T) {
+	for _, how := range []string{"reset", "close"} {
+		t.Run(how, func(t *testing.T) {
+			f := newFake(0)
+			waiting := make(chan struct{})
+			f.place = func(ctx context.Context, x *fakeExchange) (*gateway.Placement, *gateway.Refusal) {
+				done := ctx.Done()
+				close(waiting)
+				<-done
+				if ctx.Err() != context.Canceled {
+					t.Errorf("error is %v", ctx.Err())
+				}
+				return nil, &gateway.Refusal{Status: 503, Reason: "rejected-context-cancelled"}
+			}
+			r := newRig(t, f, Options{})
+			c := r.open()
+			c.send(reqHeadersMsg(false), reqBodyMsg(text(2000), true))
+			<-waiting
+			if how == "reset" {
+				c.cancel()
+			} else {
+				c.stream.CloseSend()
+			}
+			if x := r.wantEnd(observe.ClientLeft); x.refused == nil {
+				t.Error("the refusal was not recorded")
+			}
+		})
+	}
+}
+
+// What is received while a request waits is not lost.
+func TestMessageDuringTheWait(t *testing.T) {
+	f := newFake(0)
+	waiting, turn := make(chan struct{}), make(chan struct{})
+	f.place = func(ctx context.Context, x *fakeExchange) (*gateway.Placement, *gateway.Refusal) {
+		ctx, cancel := context.WithCancel(ctx) // asks for Done
+		defer cancel()
+		close(waiting)
+		select {
+		case <-turn:
+		case <-ctx.Done():
+			t.Error("the wait was cut off")
+		}
+		return &gateway.Placement{Destination: "10.0.0.1:8000"}, nil
+	}
+	r := newRig(t, f, Options{})
+	c := r.open()
+	c.send(reqHeadersMsg(false), reqBodyMsg(text(2000), true))
+	<-waiting
+	c.send(respHeadersMsg(504, "text/plain", false), respBodyMsg(text(5000), true))
+	close(turn)
+	c.recv()
+	if got := c.body(reqBody, -1); len(got) != 2000 {
+		t.Errorf("%d bytes", len(got))
+	}
+	if c.recv().GetResponseHeaders() == nil {
+		t.Error("want response headers")
+	}
+	if got := c.body(respBody, -1); len(got) != 5000 {
+		t.Errorf("%d bytes", len(got))
+	}
+	c.finish()
+	if x := r.wantEnd(observe.Complete); x.status != 504 {
+		t.Errorf("status %d", x.status)
+	}
+}
+
+// bytesCodec sends what it is given.
+type bytesCodec struct{}
+
+func (bytesCodec) Name() string { return "proto" }
+func (bytesCodec) Marshal(v any) (mem.BufferSlice, error) {
+	return mem.BufferSlice{mem.SliceBuffer(v.([]byte))}, nil
+}
+func (bytesCodec) Unmarshal(mem.BufferSlice, any) error { return nil }
+
+var _ encoding.CodecV2 = bytesCodec{}
+
+// Garbage ends its stream and nothing else.
+func TestMalformed(t *testing.T) {
+	r := newRig(t, newFake(0), Options{})
+	for _, garbage := range []string{"\xff", "\x12\x05ab", "\x00\x01", "\x12\x03\x0a\x7fx", "\x22\x02\x0a\x09", "\x0b", "\x0c", strings.Repeat("\xff", 100)} {
+		stream, err := r.conn.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, "/"+Service+"/Process", grpc.ForceCodecV2(bytesCodec{}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := stream.SendMsg([]byte(garbage)); err != nil {
+			t.Fatal(err)
+		}
+		if err := stream.RecvMsg(nil); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("%q: got %v", garbage, err)
+		}
+	}
+	c := r.open()
+	c.send(reqHeadersMsg(true))
+	c.recv()
+	c.finish()
+	r.outcome()
+}
+
+// What no proxy sends, in an order that no proxy has.
+func TestOutOfOrder(t *testing.T) {
+	r := newRig(t, newFake(0), Options{})
+	for name, play := range map[string]func(c *call){
+		"body first":     func(c *call) { c.send(reqBodyMsg(nil, true)) },
+		"response first": func(c *call) { c.send(respHeadersMsg(200, "", false)) },
+		"headers twice":  func(c *call) { c.send(reqHeadersMsg(false), reqHeadersMsg(false)) },
+		"body after end": func(c *call) {
+			c.send(reqHeadersMsg(true), reqBodyMsg(text(2000), true))
+			c.recv()
+		},
+	} {
+		c := r.open()
+		play(c)
+		if _, err := c.stream.Recv(); status.Code(err) != codes.InvalidArgument {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+	c := r.open()
+	m := reqHeadersMsg(false)
+	m.ObservabilityMode = true
+	c.send(m)
+	c.clean()
+}
+
+func TestPanicIsContained(t *testing.T) {
+	f := newFake(0)
+	f.place = func(context.Context, *fakeExchange) (*gateway.Placement, *gateway.Refusal) { panic("broken plugin") }
+	r := newRig(t, f, Options{})
+	c := r.open()
+	c.send(reqHeadersMsg(false), reqBodyMsg(text(5000), true))
+	if _, err := c.stream.Recv(); status.Code(err) != codes.Internal || strings.Contains(err.Error(), "plugin") {
+		t.Errorf("got %v", err)
+	}
+	r.wantEnd(observe.Broken)
+	f.place = nil
+	c = r.open()
+	c.send(reqHeadersMsg(true))
+	c.recv()
+	c.finish()
+	r.outcome()
+	r.stop()
+	if !strings.Contains(r.log.String(), "broken plugin") || !strings.Contains(r.log.String(), "failure_test.go") {
+		t.Errorf("the log has no stack: %s", r.log.String())
+	}
+}
+
+// Open streams end in peace when the server stops, but not for longer than the drain time.
+func TestDrain(t *testing.T) {
+	for _, stays := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFake(0)
+			s := newServer(Options{Drain: 30 * time.Second}, f.begin)
+			lis := bufconn.Listen(1 << 20)
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error, 1)
+			go func() { done <- s.Run(ctx, lis) }()
+			conn, err := grpc.NewClient("passthrough:///x", grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return lis.Dial() }),
+				grpc.WithTransportCredentials(insecure.NewCredentials()))
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := &rig{fake: f, t: t, client: nil, conn: conn}
+			r.client = newClient(conn)
+			c := r.open()
+			c.send(reqHeadersMsg(true))
+			c.recv()
+			start := time.Now()
+			cancel()
+			synctest.Wait()
+			if !stays {
+				answer(c, 200, text(3000), 1000)
+				c.finish()
+				r.wantEnd(observe.Complete)
+			}
+			if err := <-done; err != nil {
+				t.Errorf("Run: %v", err)
+			}
+			if stays {
+				r.wantEnd(observe.ClientLeft)
+				if d := time.Since(start); d != 30*time.Second {
+					t.Errorf("it took %v", d)
+				}
+			}
+			c.cancel()
+			conn.Close()
+			synctest.Wait()
+		})
+	}
+}

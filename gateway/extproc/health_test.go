@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package extproc
+
+import (
+	"context"
+	"net"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/test/bufconn"
+)
+
+const (
+	serving    = grpc_health_v1.HealthCheckResponse_SERVING
+	notServing = grpc_health_v1.HealthCheckResponse_NOT_SERVING
+)
+
+func healthClient(t *testing.T, lis *bufconn.Listener) grpc_health_v1.HealthClient {
+	t.Helper()
+	conn, err := grpc.NewClient("passthrough:///x", grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) { return lis.Dial() }),
+		grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return grpc_health_v1.NewHealthClient(conn)
+}
+
+func TestHealth(t *testing.T) {
+	var ready atomic.Bool
+	lis := bufconn.Listen(1 << 16)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- RunHealth(ctx, lis, ready.Load) }()
+	c := healthClient(t, lis)
+	for _, now := range []bool{false, true} {
+		ready.Store(now)
+		want := notServing
+		if now {
+			want = serving
+		}
+		for _, service := range []string{"", "readiness", Service, "inference-extension"} {
+			r, err := c.Check(ctx, &grpc_health_v1.HealthCheckRequest{Service: service})
+			if err != nil || r.Status != want {
+				t.Errorf("ready %v: %q is %v, %v", now, service, r, err)
+			}
+		}
+		if r, err := c.Check(ctx, &grpc_health_v1.HealthCheckRequest{Service: "liveness"}); err != nil || r.Status != serving {
+			t.Errorf("liveness is %v, %v", r, err)
+		}
+		list, err := c.List(ctx, &grpc_health_v1.HealthListRequest{})
+		if err != nil || len(list.GetStatuses()) != 4 || list.GetStatuses()["liveness"].Status != serving || list.GetStatuses()[Service].Status != want {
+			t.Errorf("list is %v, %v", list, err)
+		}
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// The health service also works on the port of the door, beside our codec, and tells of draining.
+func TestHealthOnTheDoor(t *testing.T) {
+	r := newRig(t, newFake(0), Options{HealthChecking: true})
+	c := grpc_health_v1.NewHealthClient(r.conn)
+	for _, want := range []grpc_health_v1.HealthCheckResponse_ServingStatus{serving, notServing} {
+		if h, err := c.Check(t.Context(), &grpc_health_v1.HealthCheckRequest{}); err != nil || h.Status != want {
+			t.Errorf("got %v, %v, want %v", h, err, want)
+		}
+		r.server.draining = func() bool { return true }
+	}
+}
+
+// watcher takes what a Watch sends.
+type watcher struct {
+	grpc.ServerStream
+	ctx  context.Context
+	sent []grpc_health_v1.HealthCheckResponse_ServingStatus
+}
+
+func (w *watcher) Context() context.Context { return w.ctx }
+func (w *watcher) Send(r *grpc_health_v1.HealthCheckResponse) error {
+	w.sent = append(w.sent, r.Status)
+	return nil
+}
+
+func TestHealthWatch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var ready atomic.Bool
+		ctx, cancel := context.WithCancel(t.Context())
+		w := &watcher{ctx: ctx}
+		h := &health{ready: ready.Load}
+		go h.Watch(&grpc_health_v1.HealthCheckRequest{}, w)
+		time.Sleep(10 * time.Second) // bubble time
+		ready.Store(true)
+		time.Sleep(watchEvery)
+		synctest.Wait()
+		if len(w.sent) != 2 || w.sent[0] != notServing || w.sent[1] != serving {
+			t.Errorf("sent %v", w.sent)
+		}
+		cancel()
+	})
+}
