@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package file answers: what do the operator's files say, and when do they say something else?
+//
+// Files change in many ways: written in place, replaced by a rename, or swapped with all
+// their neighbours by one symlink, as ConfigMaps are. What counts is what the files say in
+// the end; how it came about does not matter here.
+package file
+
+import (
+	"context"
+	"encoding/binary"
+	"hash"
+	"hash/fnv"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+)
+
+const (
+	debounce = 75 * time.Millisecond  // how long files must be quiet before they are read
+	patience = 500 * time.Millisecond // how long they may be restless
+	poll     = 2 * time.Second        // how often we look ourselves, for what nobody notifies us of
+	maxFile  = 8 << 20                // bytes of a file that count
+)
+
+// Watch calls changed, one call at a time, whenever the files say something else than before,
+// until ctx ends. A path may be a file or a folder, which counts with all that lies in it, and it
+// need not exist. Changes from before the call are not seen.
+func Watch(ctx context.Context, paths []string, changed func()) error {
+	w := newWatcher(paths, true)
+	return w.run(ctx, changed)
+}
+
+// watcher knows what the files said last.
+type watcher struct {
+	paths   []string
+	notify  *fsnotify.Watcher // nil when the system has none to give: then we poll
+	watched map[string]bool
+	looks   uint64 // sizes, times and targets
+	content uint64
+}
+
+func newWatcher(paths []string, notify bool) *watcher {
+	w := &watcher{paths: paths, watched: map[string]bool{}}
+	if notify {
+		w.notify, _ = fsnotify.NewWatcher() // polling is enough without it
+	}
+	w.listen()
+	w.looks, w.content = w.look(false), w.look(true)
+	return w
+}
+
+func (w *watcher) close() {
+	if w.notify != nil {
+		_ = w.notify.Close()
+	}
+}
+
+func (w *watcher) run(ctx context.Context, changed func()) error {
+	defer w.close()
+	var events chan fsnotify.Event
+	var errs chan error
+	if w.notify != nil {
+		events, errs = w.notify.Events, w.notify.Errors
+	}
+	tick := time.NewTicker(poll)
+	defer tick.Stop()
+	quiet := time.NewTimer(time.Hour)
+	quiet.Stop()
+	defer quiet.Stop()
+	var since time.Time // of the first event that was not answered, zero for none
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-errs: // events may be lost; the next poll sees
+		case <-events:
+			now := time.Now()
+			if since.IsZero() {
+				since = now
+			}
+			quiet.Reset(min(debounce, max(0, since.Add(patience).Sub(now))))
+		case <-quiet.C:
+			since = time.Time{}
+			w.check(true, changed)
+		case <-tick.C:
+			if since.IsZero() {
+				w.check(false, changed)
+			}
+		}
+	}
+}
+
+// check calls changed when the contents changed. Unless deep, contents are read only when
+// the files look different.
+func (w *watcher) check(deep bool, changed func()) {
+	w.listen()
+	looks := w.look(false)
+	if !deep && looks == w.looks {
+		return
+	}
+	w.looks = looks
+	if content := w.look(true); content != w.content {
+		w.content = content
+		changed()
+	}
+}
+
+// listen asks to be notified of all folders in which something can happen to the paths.
+func (w *watcher) listen() {
+	if w.notify == nil {
+		return
+	}
+	want := map[string]bool{}
+	for _, p := range w.paths {
+		want[filepath.Dir(p)] = true
+		if target, err := filepath.EvalSymlinks(p); err == nil {
+			want[filepath.Dir(target)] = true
+		}
+		walk(p, func(path string, d fs.DirEntry) {
+			if d.IsDir() {
+				want[path] = true
+			}
+		})
+	}
+	for _, p := range slices.Sorted(maps.Keys(want)) {
+		// A folder that was replaced by one of the same name is another folder, which is why
+		// all are added again each time.
+		if w.notify.Add(p) == nil {
+			w.watched[p] = true
+		}
+	}
+	for p := range w.watched {
+		if !want[p] {
+			_ = w.notify.Remove(p)
+			delete(w.watched, p)
+		}
+	}
+}
+
+// walk visits what lies in a path, in order. Names that begin with two dots are how ConfigMaps keep
+// their versions; what they hold is visible under other names.
+func walk(path string, visit func(path string, d fs.DirEntry)) {
+	root, err := filepath.EvalSymlinks(path)
+	if err != nil {
+		return
+	}
+	_ = filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return nil
+		}
+		if p != root && strings.HasPrefix(d.Name(), "..") {
+			if d.IsDir() {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		visit(p, d)
+		return nil
+	})
+}
+
+// look sums up the files: their contents, or only how they look from outside.
+func (w *watcher) look(content bool) uint64 {
+	h := fnv.New64a()
+	for _, p := range w.paths {
+		say(h, p)
+		walk(p, func(path string, d fs.DirEntry) {
+			if d.IsDir() {
+				return
+			}
+			info, err := os.Stat(path) // of what a link points to
+			if err != nil || !info.Mode().IsRegular() {
+				return
+			}
+			if !content {
+				say(h, path)
+				if target, err := filepath.EvalSymlinks(path); err == nil {
+					say(h, target)
+				}
+				number(h, info.Size())
+				number(h, info.ModTime().UnixNano())
+				return
+			}
+			say(h, filepath.Base(path)) // where a folder really lies is not what it says
+			f, err := os.Open(path)
+			if err != nil {
+				return
+			}
+			defer f.Close()
+			n, _ := io.Copy(h, io.LimitReader(f, maxFile))
+			number(h, n)
+		})
+	}
+	return h.Sum64()
+}
+
+func say(h hash.Hash, s string) {
+	_, _ = io.WriteString(h, s)
+	number(h, int64(len(s)))
+}
+
+func number(h hash.Hash, n int64) {
+	var b [8]byte
+	binary.LittleEndian.PutUint64(b[:], uint64(n))
+	_, _ = h.Write(b[:])
+}
