@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package load
+
+import (
+	"bytes"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+)
+
+func TestQuantile(t *testing.T) {
+	var s spread
+	if got := s.quantile(0.5); got != 0 {
+		t.Errorf("of nothing: %v, want 0", got)
+	}
+	rng := rand.New(rand.NewPCG(1, 1))
+	var all []time.Duration
+	for range 10000 {
+		d := time.Duration(rng.ExpFloat64() * float64(200*time.Millisecond))
+		all = append(all, d)
+		s.add(d)
+	}
+	slices.Sort(all)
+	for _, q := range []float64{0.01, 0.5, 0.9, 0.99, 1} {
+		want := all[max(0, int(q*10000)-1)]
+		got := s.quantile(q)
+		if off := float64(got)/float64(want) - 1; off < -0.03 || off > 0.03 {
+			t.Errorf("p%v: got %v, want %v", q*100, got, want)
+		}
+	}
+	for _, d := range []time.Duration{-1, 0, time.Nanosecond, 10 * time.Hour} {
+		s.add(d) // no panic at either end
+	}
+}
+
+func TestRecentForgets(t *testing.T) {
+	at := time.Unix(1000, 0)
+	m := newMeter(at)
+	for i := range 30 { // one answer a second, at half past
+		m.begin()
+		m.end(at.Add(time.Duration(i)*time.Second+500*time.Millisecond), result{endpoint: "a", ttft: time.Second})
+	}
+	// At 29.75 s the window reaches back to 20 s: ten answers in 9.75 s.
+	got := m.recent(at.Add(29*time.Second + 750*time.Millisecond))
+	if got.answered != 10 || got.lasted != 9750*time.Millisecond || got.inFlight != 0 {
+		t.Errorf("got %d in %v, %d open; want 10 in 9.75s, 0 open", got.answered, got.lasted, got.inFlight)
+	}
+	if got := m.recent(at.Add(time.Minute)); got.answered != 0 {
+		t.Errorf("%d answers half a minute later", got.answered)
+	}
+	m.end(at.Add(time.Minute), result{}) // after a gap longer than the window
+	if got := m.recent(at.Add(time.Minute)); got.answered != 1 {
+		t.Errorf("got %d answers, want 1", got.answered)
+	}
+	if m.all.answered != 31 {
+		t.Errorf("%d in all, want 31", m.all.answered)
+	}
+}
+
+// Names come from the other side; they must not fill the memory.
+func TestNamesAreBounded(t *testing.T) {
+	var all tally
+	for i := range 10000 {
+		all.add(&result{endpoint: fmt.Sprint("e", i)})
+		all.add(&result{fault: fmt.Sprint("f", i)})
+	}
+	if len(all.shares) > maxShares+1 || len(all.faults) > maxFaults+1 {
+		t.Errorf("%d endpoints, %d faults", len(all.shares), len(all.faults))
+	}
+	n := uint64(0)
+	for _, s := range all.shares {
+		n += s.answered
+	}
+	if n != 10000 {
+		t.Errorf("%d answers in the shares, want 10000", n)
+	}
+}
+
+func TestLine(t *testing.T) {
+	tests := []struct {
+		name      string
+		endpoints []string
+		want      string
+	}{
+		{"one host", []string{"127.0.0.1:1", "127.0.0.1:2"}, "2.0/s  ttft - p99 -  0 open  cached 50%  :1 50% (50%)  :2 50% (50%)"},
+		{"two hosts", []string{"10.0.0.1:1", "10.0.0.2:1"}, "2.0/s  ttft - p99 -  0 open  cached 50%  10.0.0.1:1 50% (50%)  10.0.0.2:1 50% (50%)"},
+		{"IPv6", []string{"[::1]:1", "[::1]:2"}, "2.0/s  ttft - p99 -  0 open  cached 50%  :1 50% (50%)  :2 50% (50%)"},
+		{"no port", []string{"a", "b"}, "2.0/s  ttft - p99 -  0 open  cached 50%  a 50% (50%)  b 50% (50%)"},
+		{"nobody said", []string{"", ""}, "2.0/s  ttft - p99 -  0 open  cached 50%"},
+	}
+	for _, tt := range tests {
+		all := tally{lasted: time.Second}
+		for _, e := range tt.endpoints {
+			all.add(&result{endpoint: e, prompt: 10, cached: 5})
+		}
+		if got := all.line(); got != tt.want {
+			t.Errorf("%s:\n got %s\nwant %s", tt.name, got, tt.want)
+		}
+	}
+}
+
+func TestDraw(t *testing.T) {
+	var out bytes.Buffer
+	(&screen{out: &out, terminal: true}).draw("x")
+	(&screen{out: &out}).draw("y")
+	if got, want := out.String(), "\r\x1b[?7lx\x1b[K\x1b[?7hy\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestBrief(t *testing.T) {
+	for d, want := range map[time.Duration]string{
+		0: "-", 1500 * time.Microsecond: "1.5ms", 45 * time.Millisecond: "45ms", 1250 * time.Millisecond: "1.2s", time.Minute: "60.0s",
+	} {
+		if got := brief(d); got != want {
+			t.Errorf("%v: got %s, want %s", d, got, want)
+		}
+	}
+}
+
+func TestTalkIsBounded(t *testing.T) {
+	talk := newTalk(1, 1)
+	var out []*conversation
+	for range 5000 {
+		out = append(out, talk.next())
+		if len(out) > 2 {
+			talk.done(out[0], "answer", true)
+			out = out[1:]
+		}
+	}
+	if talk.alive > talk.most+3 || len(talk.idle) > talk.most+3 {
+		t.Errorf("%d alive, %d idle, want at most %d", talk.alive, len(talk.idle), talk.most)
+	}
+}
+
+func BenchmarkRead(b *testing.B) {
+	var body bytes.Buffer
+	for range 100 {
+		body.WriteString("data: {\"id\":\"chatcmpl-1\",\"object\":\"chat.completion.chunk\",\"created\":1,\"model\":\"m\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"word \"}}]}\n\n")
+	}
+	body.WriteString("data: [DONE]\n\n")
+	b.ReportAllocs()
+	for b.Loop() {
+		var r result
+		r.read(bytes.NewReader(body.Bytes()), time.Now())
+		if r.fault != "" {
+			b.Fatal(r.fault)
+		}
+	}
+}
