@@ -61,7 +61,6 @@ type share struct {
 
 // tally is what was measured over some time.
 type tally struct {
-	began      time.Time
 	lasted     time.Duration
 	answered   uint64 // completely
 	failed     uint64

@@ -85,12 +85,14 @@ func (r *rig) post(ctx context.Context, path, body string) (*http.Response, erro
 	return r.client.Do(req)
 }
 
-// ask sends a request, with a body or none, and returns the whole answer.
+// ask sends a request, with a body or none, and returns the whole answer. It may be called from any
+// goroutine.
 func (r *rig) ask(method, path, body string) (int, string) {
 	r.t.Helper()
 	req, err := http.NewRequest(method, "http://sim"+path, strings.NewReader(body))
 	if err != nil {
-		r.t.Fatal(err)
+		r.t.Error(err)
+		return 0, ""
 	}
 	if method == http.MethodPost {
 		req.Header.Set("Content-Type", "application/json")
@@ -98,12 +100,14 @@ func (r *rig) ask(method, path, body string) (int, string) {
 	req.Header.Set("X-Request-Id", "1")
 	resp, err := r.client.Do(req)
 	if err != nil {
-		r.t.Fatal(err)
+		r.t.Error(err)
+		return 0, ""
 	}
 	defer func() { _ = resp.Body.Close() }()
 	b, err := io.ReadAll(resp.Body)
 	if err != nil {
-		r.t.Fatal(err)
+		r.t.Error(err)
+		return 0, ""
 	}
 	return resp.StatusCode, string(b)
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode/utf8"
 )
 
 func TestTokenize(t *testing.T) {
@@ -36,8 +37,8 @@ func FuzzTokenize(f *testing.F) {
 	f.Add("水\x00", "\xff\xfe")
 	f.Fuzz(func(t *testing.T, a, b string) {
 		tokens := tokenize(nil, a+b)
-		if strings.ContainsAny(a+b, "\xf8\xf9\xfa\xfb\xfc\xfd\xfe\xff") {
-			return // JSON never brings these
+		if !utf8.ValidString(a) || !utf8.ValidString(b) {
+			return // JSON never brings these; enough that nothing panics
 		}
 		if got := string(detokenize(nil, tokens...)); got != a+b {
 			t.Errorf("%q came back as %q", a+b, got)
