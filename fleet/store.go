@@ -44,7 +44,9 @@ type Store struct {
 	pools     []PoolSpec
 	bySource  map[string][]EndpointSpec
 	alive     map[ID]*told
-	slots     []bool // slots in use
+	order     []*told // those alive, sorted by ID
+	members   [][]int // for each pool, who of order is in it
+	slots     []bool  // slots in use
 	timer     *time.Timer
 	pending   bool
 	listeners []func(gone []*Load)
@@ -182,6 +184,7 @@ func (s *Store) rebuild() {
 			s.alive[id] = &told{spec: want[id], load: &Load{Slot: s.takeSlot()}}
 		}
 	}
+	s.arrange()
 	s.publish()
 	if len(gone) > 0 {
 		for _, f := range s.listeners {
@@ -205,22 +208,35 @@ func (s *Store) takeSlot() uint32 {
 	return uint32(i)
 }
 
+// arrange works out what stays the same until the membership changes.
+func (s *Store) arrange() {
+	s.order = slices.SortedFunc(maps.Values(s.alive), func(a, b *told) int { return a.spec.ID.Compare(b.spec.ID) })
+	s.members = make([][]int, len(s.pools))
+	for p, pool := range s.pools {
+		for i, t := range s.order {
+			if selects(pool.Selector, t.spec.Labels, len(s.pools)) {
+				s.members[p] = append(s.members[p], i)
+			}
+		}
+	}
+}
+
 func (s *Store) publish() {
 	s.pending = false
 	snap := &Snapshot{Version: s.current.Load().Version + 1, Pools: make([]*Pool, len(s.pools))}
-	endpoints := make([]*Endpoint, 0, len(s.alive))
-	for _, t := range s.alive {
-		endpoints = append(endpoints, &Endpoint{
+	endpoints := make([]Endpoint, len(s.order))
+	for i, t := range s.order {
+		endpoints[i] = Endpoint{
 			ID: t.spec.ID, Address: t.spec.Address, Scrape: t.spec.Scrape, Labels: t.spec.Labels,
 			Models: t.models, Reading: t.reading, Load: t.load,
-		})
+		}
 	}
-	slices.SortFunc(endpoints, func(a, b *Endpoint) int { return a.ID.Compare(b.ID) })
 	for i, spec := range s.pools {
 		p := &Pool{ID: spec.ID, H2C: spec.H2C, Objectives: spec.Objectives, Picker: spec.Picker}
-		for _, e := range endpoints {
-			if selects(spec.Selector, e.Labels, len(s.pools)) {
-				p.Endpoints = append(p.Endpoints, e)
+		if m := s.members[i]; len(m) > 0 {
+			p.Endpoints = make([]*Endpoint, len(m))
+			for k, e := range m {
+				p.Endpoints[k] = &endpoints[e]
 			}
 		}
 		snap.Pools[i] = p

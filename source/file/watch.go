@@ -13,12 +13,10 @@ import (
 	"hash"
 	"hash/fnv"
 	"io"
-	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -32,7 +30,7 @@ const (
 )
 
 // Watch calls changed, one call at a time, whenever the files say something else than before,
-// until ctx ends. A path may be a file or a folder, which counts with all that lies in it, and it
+// until ctx ends. A path may be a file or a folder, which counts with the files in it, and it
 // need not exist. Changes from before the call are not seen.
 func Watch(ctx context.Context, paths []string, changed func()) error {
 	w := newWatcher(paths, true)
@@ -122,14 +120,14 @@ func (w *watcher) listen() {
 	want := map[string]bool{}
 	for _, p := range w.paths {
 		want[filepath.Dir(p)] = true
-		if target, err := filepath.EvalSymlinks(p); err == nil {
-			want[filepath.Dir(target)] = true
-		}
-		walk(p, func(path string, d fs.DirEntry) {
-			if d.IsDir() {
-				want[path] = true
+		for _, f := range append(files(p), p) {
+			if target, err := filepath.EvalSymlinks(f); err == nil {
+				want[filepath.Dir(target)] = true
 			}
-		})
+		}
+		if info, err := os.Stat(p); err == nil && info.IsDir() {
+			want[p] = true
+		}
 	}
 	for _, p := range slices.Sorted(maps.Keys(want)) {
 		// A folder that was replaced by one of the same name is another folder, which is why
@@ -146,61 +144,55 @@ func (w *watcher) listen() {
 	}
 }
 
-// walk visits what lies in a path, in order. Names that begin with two dots are how ConfigMaps keep
-// their versions; what they hold is visible under other names.
-func walk(path string, visit func(path string, d fs.DirEntry)) {
-	root, err := filepath.EvalSymlinks(path)
+// files lists what a path means: itself, or the files of a folder, in order. Names that begin with a
+// dot or # or end with ~ do not count: editors have them, and ConfigMaps keep their versions so,
+// while what these hold is visible under other names.
+func files(path string) []string {
+	entries, err := os.ReadDir(path)
 	if err != nil {
-		return
+		return []string{path}
 	}
-	_ = filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return nil
+	var list []string
+	for _, e := range entries {
+		if n := e.Name(); n[0] != '.' && n[0] != '#' && n[len(n)-1] != '~' {
+			list = append(list, filepath.Join(path, n))
 		}
-		if p != root && strings.HasPrefix(d.Name(), "..") {
-			if d.IsDir() {
-				return fs.SkipDir
-			}
-			return nil
-		}
-		visit(p, d)
-		return nil
-	})
+	}
+	return list
 }
 
 // look sums up the files: their contents, or only how they look from outside.
 func (w *watcher) look(content bool) uint64 {
 	h := fnv.New64a()
 	for _, p := range w.paths {
-		say(h, p)
-		walk(p, func(path string, d fs.DirEntry) {
-			if d.IsDir() {
-				return
-			}
+		for _, path := range files(p) {
 			info, err := os.Stat(path) // of what a link points to
 			if err != nil || !info.Mode().IsRegular() {
-				return
+				continue
 			}
-			if !content {
-				say(h, path)
-				if target, err := filepath.EvalSymlinks(path); err == nil {
-					say(h, target)
-				}
-				number(h, info.Size())
-				number(h, info.ModTime().UnixNano())
-				return
+			say(h, path)
+			if content {
+				sum(h, path)
+				continue
 			}
-			say(h, filepath.Base(path)) // where a folder really lies is not what it says
-			f, err := os.Open(path)
-			if err != nil {
-				return
+			if target, err := filepath.EvalSymlinks(path); err == nil {
+				say(h, target)
 			}
-			defer f.Close()
-			n, _ := io.Copy(h, io.LimitReader(f, maxFile))
-			number(h, n)
-		})
+			number(h, info.Size())
+			number(h, info.ModTime().UnixNano())
+		}
 	}
 	return h.Sum64()
+}
+
+func sum(h hash.Hash, path string) {
+	f, err := os.Open(path)
+	if err != nil {
+		return
+	}
+	defer f.Close()
+	n, _ := io.Copy(h, io.LimitReader(f, maxFile))
+	number(h, n)
 }
 
 func say(h hash.Hash, s string) {

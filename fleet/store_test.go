@@ -1,0 +1,419 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package fleet
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func id(name string) ID { return ID{"default", name} }
+
+// specs reads "name=address" words; labels follow after commas: "a=1:1,app=x".
+func specs(words ...string) []EndpointSpec {
+	list := []EndpointSpec{}
+	for _, w := range words {
+		parts := strings.Split(w, ",")
+		name, addr, _ := strings.Cut(parts[0], "=")
+		e := EndpointSpec{ID: id(name), Address: addr}
+		for _, l := range parts[1:] {
+			if e.Labels == nil {
+				e.Labels = map[string]string{}
+			}
+			k, v, _ := strings.Cut(l, "=")
+			e.Labels[k] = v
+		}
+		list = append(list, e)
+	}
+	return list
+}
+
+// show writes a snapshot as "pool: name=address ...".
+func show(s *Snapshot) string {
+	var lines []string
+	for _, p := range s.Pools {
+		l := p.Name + ":"
+		for _, e := range p.Endpoints {
+			l += " " + e.Name + "=" + e.Address
+		}
+		lines = append(lines, l)
+	}
+	return strings.Join(lines, "; ")
+}
+
+func one() *Store {
+	s := NewStore()
+	s.SetPools([]PoolSpec{{ID: id("p")}})
+	return s
+}
+
+func TestSelectors(t *testing.T) {
+	x, y := map[string]string{"app": "x"}, map[string]string{"app": "y"}
+	for _, c := range []struct {
+		name  string
+		pools []PoolSpec
+		want  string
+	}{
+		{"no pool", nil, ""},
+		{"the only pool takes what has no labels", []PoolSpec{{ID: id("p"), Selector: x}}, "p: a=1:1 x=1:2"},
+		{"the only pool without selector takes all", []PoolSpec{{ID: id("p")}}, "p: a=1:1 x=1:2 y=1:3"},
+		{"two pools, sorted; without labels to none", []PoolSpec{{ID: id("q"), Selector: y}, {ID: id("p"), Selector: x}}, "p: x=1:2; q: y=1:3"},
+		{"an endpoint in two pools", []PoolSpec{{ID: id("p"), Selector: x}, {ID: id("q"), Selector: map[string]string{"tier": "1"}}}, "p: x=1:2; q: x=1:2"},
+		{"all labels must match", []PoolSpec{{ID: id("p"), Selector: map[string]string{"app": "x", "tier": "2"}}, {ID: id("q"), Selector: y}}, "p:; q: y=1:3"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := NewStore()
+			s.SetEndpoints("test", specs("y=1:3,app=y", "a=1:1", "x=1:2,app=x,tier=1"))
+			s.SetPools(c.pools)
+			if got := show(s.Load()); got != c.want {
+				t.Errorf("got %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+func TestEndpointInTwoPoolsIsOne(t *testing.T) {
+	s := NewStore()
+	s.SetPools([]PoolSpec{{ID: id("p")}, {ID: id("q")}})
+	s.SetEndpoints("test", specs("a=1:1,app=x"))
+	if p := s.Load().Pools; p[0].Endpoints[0] != p[1].Endpoints[0] {
+		t.Error("got two endpoints, want one in both pools")
+	}
+}
+
+func TestIncarnations(t *testing.T) {
+	s := one()
+	load := func(name string) *Load {
+		for _, e := range s.Load().Pools[0].Endpoints {
+			if e.Name == name {
+				return e.Load
+			}
+		}
+		return nil
+	}
+	s.SetEndpoints("test", specs("a=1:1", "b=1:2"))
+	a, b := load("a"), load("b")
+	if a == b || a.Slot == b.Slot {
+		t.Fatalf("got slots %d and %d", a.Slot, b.Slot)
+	}
+	hold := a.Take(10)
+
+	s.SetEndpoints("test", specs("a=1:1,app=x", "b=9:9"))
+	if load("a") != a {
+		t.Error("new labels made a new incarnation")
+	}
+	b2 := load("b")
+	if b2 == b || b2.Slot == a.Slot {
+		t.Errorf("a new address kept the incarnation, or took slot %d of another", b2.Slot)
+	}
+	s.SetEndpoints("test", specs("b=9:9"))
+	s.SetEndpoints("test", specs("a=1:1", "b=9:9"))
+	a2 := load("a")
+	if a2 == a || a2.Requests() != 0 {
+		t.Error("what came back has the load of the one that left")
+	}
+	if a2.Slot != a.Slot {
+		t.Errorf("got slot %d, want the free one, %d", a2.Slot, a.Slot)
+	}
+	hold.Release() // on the one that is gone: nobody minds
+	if a.Requests() != 0 || a2.Requests() != 0 || load("b") != b2 {
+		t.Error("a release on a gone incarnation shows elsewhere")
+	}
+}
+
+func TestTwoSources(t *testing.T) {
+	s := one()
+	s.SetEndpoints("b", specs("x=2:2", "y=2:3"))
+	s.SetEndpoints("a", specs("x=1:1", "w=1:0"))
+	for _, c := range []struct {
+		what string
+		do   func()
+		want string
+	}{
+		{"the last name wins", func() {}, "p: w=1:0 x=2:2 y=2:3"},
+		{"an empty list is a list", func() { s.SetEndpoints("b", []EndpointSpec{}) }, "p: w=1:0 x=1:1"},
+		{"nil withdraws", func() { s.SetEndpoints("a", nil) }, "p:"},
+		{"withdrawing nobody", func() { s.SetEndpoints("c", nil) }, "p:"},
+		{"the last of one list wins", func() { s.SetEndpoints("a", specs("x=1:1", "x=1:2")) }, "p: x=1:2"},
+	} {
+		c.do()
+		if got := show(s.Load()); got != c.want {
+			t.Errorf("%s: got %q, want %q", c.what, got, c.want)
+		}
+	}
+}
+
+// A caller may change its slice afterwards.
+func TestEndpointsAreCopied(t *testing.T) {
+	s := one()
+	list := specs("a=1:1")
+	s.SetEndpoints("test", list)
+	list[0].Address = "6:6"
+	s.SetPools([]PoolSpec{{ID: id("p")}})
+	if got := show(s.Load()); got != "p: a=1:1" {
+		t.Errorf("got %q", got)
+	}
+}
+
+// Listeners are told after the snapshot without the gone, and before the slots go to others.
+func TestOnGone(t *testing.T) {
+	s := one()
+	s.SetEndpoints("test", specs("a=1:1", "b=1:2", "c=1:3"))
+	slots := map[uint32]string{}
+	for _, e := range s.Load().Pools[0].Endpoints {
+		slots[e.Load.Slot] = e.Name
+	}
+	var told []string
+	s.OnGone(func(gone []*Load) {
+		for _, l := range gone {
+			told = append(told, slots[l.Slot])
+			for _, e := range s.Load().Pools[0].Endpoints {
+				if e.Load == l {
+					t.Errorf("%s is still in the snapshot", e.Name)
+				}
+				if e.Load.Slot == l.Slot {
+					t.Errorf("slot %d was given to %s already", l.Slot, e.Name)
+				}
+			}
+		}
+	})
+	s.SetEndpoints("test", specs("b=1:2", "d=1:4", "a=7:7"))
+	if !slices.Equal(told, []string{"a", "c"}) {
+		t.Errorf("got %v, want a and c", told)
+	}
+	told = nil
+	s.SetPools([]PoolSpec{{ID: id("p"), Picker: "x"}})
+	if told != nil {
+		t.Errorf("got %v when only the pool changed", told)
+	}
+}
+
+// Slots are reused, so that what indexes them stays as large as the fleet ever was.
+func TestSlotsAreReused(t *testing.T) {
+	s := one()
+	for i := range 50 {
+		s.SetEndpoints("test", specs(fmt.Sprintf("a%d=1:1", i), fmt.Sprintf("b%d=1:2", i)))
+		for _, e := range s.Load().Pools[0].Endpoints {
+			if e.Load.Slot >= 4 {
+				t.Fatalf("round %d: got slot %d with two endpoints alive", i, e.Load.Slot)
+			}
+		}
+	}
+}
+
+func TestChanged(t *testing.T) {
+	s := one()
+	s.SetEndpoints("test", specs("a=1:1"))
+	c := s.Changed()
+	e := s.Load().Pools[0].Endpoints[0]
+	s.Tell(e.ID, e.Load, Reading{})
+	s.TellModels(e.ID, e.Load, []string{"m"})
+	select {
+	case <-c:
+		t.Error("a reading is no change of membership")
+	default:
+	}
+	s.SetEndpoints("test", specs("a=1:1", "b=1:2"))
+	select {
+	case <-c:
+	default:
+		t.Error("a new endpoint is a change of membership")
+	}
+}
+
+func TestReadingsWaitForCompany(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := one()
+		s.SetEndpoints("test", specs("a=1:1", "b=1:2"))
+		first := s.Load()
+		for i, e := range first.Pools[0].Endpoints {
+			s.Tell(e.ID, e.Load, Reading{Waiting: Signal{float64(i + 1), time.Now()}})
+		}
+		<-time.After(Coalesce - time.Nanosecond)
+		synctest.Wait()
+		if s.Load() != first {
+			t.Error("published before the time")
+		}
+		<-time.After(time.Nanosecond)
+		synctest.Wait()
+		got := s.Load()
+		if got.Version != first.Version+1 {
+			t.Errorf("got version %d after %d, want one publication for both", got.Version, first.Version)
+		}
+		if a, b := got.Pools[0].Endpoints[0].Waiting.Value, got.Pools[0].Endpoints[1].Waiting.Value; a != 1 || b != 2 {
+			t.Errorf("got %v and %v", a, b)
+		}
+		if first.Pools[0].Endpoints[0].Waiting.Value != 0 {
+			t.Error("a published snapshot was changed")
+		}
+		<-time.After(time.Second)
+		synctest.Wait()
+		if s.Load() != got {
+			t.Error("published again without news")
+		}
+
+		// A change of membership does not wait, and takes what waits with it.
+		e := got.Pools[0].Endpoints[0]
+		s.Tell(e.ID, e.Load, Reading{Waiting: Signal{7, time.Now()}})
+		s.SetEndpoints("test", specs("a=1:1"))
+		now := s.Load()
+		if now.Version != got.Version+1 || now.Pools[0].Endpoints[0].Waiting.Value != 7 {
+			t.Errorf("got version %d with %v", now.Version, now.Pools[0].Endpoints[0].Waiting)
+		}
+		<-time.After(time.Second)
+		synctest.Wait()
+		if s.Load() != now {
+			t.Error("the timer published once more")
+		}
+	})
+}
+
+func TestTellingTheGone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := one()
+		s.SetEndpoints("test", specs("a=1:1"))
+		old := s.Load().Pools[0].Endpoints[0]
+		s.SetEndpoints("test", specs("a=1:2"))
+		s.Tell(old.ID, old.Load, Reading{Waiting: Signal{9, time.Now()}})
+		s.TellModels(old.ID, old.Load, []string{"m"})
+		<-time.After(time.Second)
+		synctest.Wait()
+		if e := s.Load().Pools[0].Endpoints[0]; !e.Waiting.At.IsZero() || e.Models != nil {
+			t.Errorf("the new incarnation was told what the old one said: %+v %v", e.Reading, e.Models)
+		}
+	})
+}
+
+func TestModels(t *testing.T) {
+	s := one()
+	s.SetEndpoints("test", specs("a=1:1", "b=1:2"))
+	e := s.Load().Pools[0].Endpoints
+	s.TellModels(e[0].ID, e[0].Load, []string{"z", "m"})
+	s.TellModels(e[1].ID, e[1].Load, nil)
+	snap := s.Load()
+	if m := snap.Pools[0].Endpoints[1].Models; m == nil || len(m) != 0 {
+		t.Errorf("got %v, want an empty list: it was told", m)
+	}
+	if got := snap.Models(); !slices.Equal(got, []string{"m", "z"}) {
+		t.Errorf("got %v", got)
+	}
+	s.TellModels(e[0].ID, e[0].Load, []string{"z", "m"})
+	if s.Load() != snap {
+		t.Error("published without news")
+	}
+}
+
+func TestSignalFresh(t *testing.T) {
+	now := time.Unix(1000, 0)
+	for _, c := range []struct {
+		at   time.Time
+		want bool
+	}{{time.Time{}, false}, {now, true}, {now.Add(-2 * time.Second), true}, {now.Add(-2*time.Second - 1), false}, {now.Add(time.Second), true}} {
+		if got := (Signal{1, c.at}).Fresh(now, 2*time.Second); got != c.want {
+			t.Errorf("%v: got %v, want %v", c.at, got, c.want)
+		}
+	}
+}
+
+func TestLoad(t *testing.T) {
+	l := &Load{}
+	a, b := l.Take(100), l.Take(50)
+	seen := l.Sent()
+	c := l.Take(7)
+	if l.Requests() != 3 || l.Tokens() != 157 || l.Sent() != 3 || l.Unseen(seen) != 1 || l.Unseen(0) != 3 {
+		t.Errorf("got %d requests, %d tokens, %d sent, %d unseen", l.Requests(), l.Tokens(), l.Sent(), l.Unseen(seen))
+	}
+	for range 3 { // once counts
+		a.Release()
+		b.Release()
+	}
+	if l.Requests() != 1 || l.Tokens() != 7 || l.Unseen(0) != 1 {
+		t.Errorf("got %d requests, %d tokens, %d unseen", l.Requests(), l.Tokens(), l.Unseen(0))
+	}
+	c.Release()
+	var zero Hold
+	zero.Release()
+	if l.Requests() != 0 || l.Tokens() != 0 || l.Unseen(0) != 0 {
+		t.Error("not back to zero")
+	}
+	now := time.Unix(1000, 0)
+	l.Fail(now)
+	if !l.Failing(now.Add(time.Second-1), time.Second) || l.Failing(now.Add(time.Second), time.Second) {
+		t.Error("a failure counts for a second")
+	}
+	l.Heal()
+	if l.Failing(now, time.Second) {
+		t.Error("it had healed")
+	}
+}
+
+func TestTakeAndReleaseDoNotAllocate(t *testing.T) {
+	l := &Load{}
+	if n := testing.AllocsPerRun(100, func() { h := l.Take(1); h.Release() }); n != 0 {
+		t.Errorf("got %v allocations", n)
+	}
+}
+
+// Everything at once, for the race detector: counters end at zero, snapshots are whole.
+func TestAllAtOnce(t *testing.T) {
+	s := one()
+	s.OnGone(func([]*Load) {})
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	for w := range 4 {
+		wg.Go(func() {
+			for i := 0; ctx.Err() == nil && i < 2000; i++ {
+				for _, e := range s.Load().Pools[0].Endpoints {
+					if e.Load == nil || e.Address == "" {
+						t.Error("half an endpoint")
+					}
+					h := e.Load.Take(1)
+					s.Tell(e.ID, e.Load, Reading{Waiting: Signal{float64(w), time.Now()}, Seen: e.Load.Sent()})
+					s.TellModels(e.ID, e.Load, []string{fmt.Sprint(i % 3)})
+					h.Release()
+				}
+				select {
+				case <-s.Changed():
+				case <-ctx.Done():
+				}
+			}
+		})
+	}
+	var last uint64
+	for i := range 300 {
+		s.SetEndpoints("test", specs("a=1:1", fmt.Sprintf("b=1:%d", i%3), "c=1:9")[:1+i%3])
+		if v := s.Load().Version; v <= last {
+			t.Errorf("version %d after %d", v, last)
+		} else {
+			last = v
+		}
+	}
+	cancel()
+	s.SetEndpoints("test", nil)
+	wg.Wait()
+}
+
+func BenchmarkPublish(b *testing.B) {
+	for _, n := range []int{100, 1000} {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			s := one()
+			var list []EndpointSpec
+			for i := range n {
+				list = append(list, EndpointSpec{ID: id(fmt.Sprintf("e%04d", i)), Address: "1:1"})
+			}
+			s.SetEndpoints("test", list)
+			b.ReportAllocs()
+			for b.Loop() {
+				s.mu.Lock()
+				s.publish()
+				s.mu.Unlock()
+			}
+		})
+	}
+}
