@@ -35,6 +35,7 @@ type Answer struct {
 	mute   bool   // of no interest, or read by scan
 	ev     pending
 	held   []byte // an event's data that had to be copied
+	hint   int    // where in the last event the key was that carried output
 	scan   usageScan
 }
 
@@ -52,7 +53,7 @@ func (a *Answer) Reset(api API, sse bool) {
 	a.Events, a.First, a.Output, a.Done, a.Usage = 0, false, false, false, Usage{-1, -1, -1}
 	a.api, a.sse = api, sse
 	a.begun, a.skipLF, a.long, a.mute, a.ev = false, false, false, false, pending{}
-	a.part, a.held = a.part[:0], a.held[:0]
+	a.part, a.held, a.hint = a.part[:0], a.held[:0], 1
 	if cap(a.part) > carryLimit/4 {
 		a.part = nil
 	}
@@ -198,14 +199,15 @@ func (a *Answer) unmarked(line []byte) []byte {
 
 // field splits a line of an event into its name and its value.
 func field(line []byte) (name, value []byte) {
-	i := bytes.IndexByte(line[:min(len(line), 6)], ':') // no name that matters is longer
-	if i < 0 {
-		if len(line) > 5 {
+	i := 0
+	for i < len(line) && line[i] != ':' {
+		if i++; i > len("event") { // no name that matters is longer
 			return nil, nil
 		}
-		return line, nil
 	}
-	name, value = line[:i], line[i+1:]
+	if name = line[:i]; i < len(line) {
+		value = line[i+1:]
+	}
 	if len(value) > 0 && value[0] == ' ' {
 		value = value[1:]
 	}
@@ -311,4 +313,6 @@ func (a *Answer) read(data []byte) {
 	a.Usage = a.scan.usage
 }
 
-func isDone(data []byte) bool { return string(bytes.TrimRight(data, " \t")) == "[DONE]" }
+func isDone(data []byte) bool {
+	return len(data) > 0 && data[0] == '[' && string(bytes.TrimRight(data, " \t")) == "[DONE]"
+}

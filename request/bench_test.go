@@ -6,14 +6,12 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 )
 
-const (
-	prose = "The penstock is the gate and the pipe that feed a turbine.\nIt never starves it, and it never floods it; what is left runs down the \"old\" spillway.\n\n"
-	code  = "func main() {\n\tfmt.Printf(\"%s, %q\\n\", \"hello\", map[string]string{\"a\": \"b\"})\n}\n"
-)
+const prose = "The penstock is the gate and the pipe that feed a turbine.\nIt never starves it, and it never floods it; what is left runs down the \"old\" spillway.\n\n"
 
 // benchBody is a chat of about size bytes: a system prompt and turns of 2 KiB.
 func benchBody(text string, size int) []byte {
@@ -23,7 +21,7 @@ func benchBody(text string, size int) []byte {
 	}
 	turn := max(min(size, 800<<10)/8, 256)
 	var messages []message
-	for n := 0; n < size-200; n += turn {
+	for n := 0; n < size-200; n += turn { // of equal length, so that code is cut anywhere
 		messages = append(messages, message{[]string{"user", "assistant"}[len(messages)&1], strings.Repeat(text, turn/len(text)+1)[:turn]})
 	}
 	doc, err := json.Marshal(map[string]any{"model": "meta-llama/Llama-3.1-8B-Instruct", "messages": messages, "stream": true, "max_tokens": 256})
@@ -39,6 +37,11 @@ var sizes = []struct {
 }{{"1KiB", 1 << 10}, {"64KiB", 64 << 10}, {"800KiB", 800 << 10}}
 
 func BenchmarkScan(b *testing.B) {
+	source, err := os.ReadFile("scan.go") // code as it is: a quote every thirty bytes or so
+	if err != nil {
+		b.Fatal(err)
+	}
+	code := string(source)
 	ids := []byte(strings.ReplaceAll(fmt.Sprintf(`{"model":"m","prompt":%v}`, make([]int, 100_000)), "0 ", "12345, "))
 	run := func(name string, api API, doc []byte) {
 		b.Run(name, func(b *testing.B) {

@@ -32,16 +32,29 @@ func (a *Answer) carries(data []byte) bool {
 	case Unknown:
 		return !bytes.HasPrefix(data, []byte(`{"error"`))
 	}
-	for {
-		value := after(data, key)
+	// The events of a stream are alike: look first where the key was in the last one.
+	if a.hint < len(data) && bytes.HasPrefix(data[a.hint:], []byte(key)) && outputs(after(data[a.hint-1:], key)) {
+		return true
+	}
+	for rest := data; ; {
+		value := after(rest, key)
 		if value == nil {
 			return false
 		}
-		if value[0] == '{' && deltaCarries(value[1:]) || value[0] != '{' && filled(value) {
+		if outputs(value) {
+			a.hint = max(bytes.LastIndex(data[:len(data)-len(value)], []byte(key)), 1)
 			return true
 		}
-		data = value
+		rest = value
 	}
+}
+
+// outputs tells whether the value of a key that brings output brings any.
+func outputs(value []byte) bool {
+	if len(value) > 0 && value[0] == '{' {
+		return deltaCarries(value[1:])
+	}
+	return len(value) > 0 && filled(value)
 }
 
 // after gives data from the value of a key on, nil when there is none, else never empty.
