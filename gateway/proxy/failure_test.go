@@ -393,7 +393,7 @@ func TestManyClientsLeaveAtAnyTime(t *testing.T) {
 	})
 	var logged atomic.Int64
 	s := newScript(e.address)
-	_, address := door(t, s, Options{Log: slog.New(slog.NewTextHandler(countWriter{&logged}, &slog.HandlerOptions{Level: slog.LevelWarn}))})
+	_, address := door(t, s, Options{DialTimeout: time.Minute, Log: slog.New(slog.NewTextHandler(countWriter{&logged}, &slog.HandlerOptions{Level: slog.LevelWarn}))})
 	const n = 200
 	var wg syncGroup
 	for i := range n {
@@ -404,7 +404,7 @@ func TestManyClientsLeaveAtAnyTime(t *testing.T) {
 				return
 			}
 			defer conn.Close()
-			fmt.Fprint(conn, "POST /v1/x HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
+			fmt.Fprint(conn, "POST /v1/x HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
 			_, _ = io.CopyN(io.Discard, conn, int64(i*i%500))
 		})
 	}
