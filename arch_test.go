@@ -60,7 +60,6 @@ var owners = map[string][]string{
 	"github.com/google/uuid":        {"gateway"},
 	"github.com/spf13/pflag":        {"", "sim/vllm"},
 	"golang.org/x/net/http2":        {"gateway/proxy"},
-	"golang.org/x/term":             {"", "sim/load"},
 }
 
 // misnamed are packages whose name is not the end of their path; only they may be given another.
