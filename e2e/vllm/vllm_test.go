@@ -4,11 +4,14 @@
 package vllm
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -155,16 +158,29 @@ func check(t *testing.T, gateway *rig.Gateway, engines []string) {
 		for i := range slots {
 			load = append(load, rig.OpenBody(t, engines[0], endless(fmt.Sprintf("load %s %d", gateway.HTTP, i))))
 		}
+		ctx, leave := context.WithCancel(t.Context())
+		var waiting sync.WaitGroup
+		defer waiting.Wait()
+		defer leave()
 		for range 6 {
-			go func() { // these wait in the queue, and end with the test
-				body := strings.NewReader(endless("wait"))
-				request, _ := http.NewRequestWithContext(t.Context(), "POST", "http://"+engines[0]+"/v1/chat/completions", body)
-				request.Header.Set("Content-Type", "application/json")
+			request, err := http.NewRequestWithContext(ctx, "POST", "http://"+engines[0]+"/v1/chat/completions", strings.NewReader(endless("wait")))
+			if err != nil {
+				t.Fatal(err)
+			}
+			request.Header.Set("Content-Type", "application/json")
+			waiting.Go(func() {
 				if response, err := http.DefaultClient.Do(request); err == nil {
+					io.Copy(io.Discard, response.Body) // until we leave
 					response.Body.Close()
 				}
-			}()
+			})
 		}
+		rig.Eventually(t, "a queue", func() error {
+			if n := read(t, engines, "vllm:num_requests_waiting"); n[0] != 6 {
+				return fmt.Errorf("waiting: %v", n)
+			}
+			return nil
+		})
 		rig.Eventually(t, "the gateway to see the queue", func() error {
 			v, err := rig.Metric(gateway.Metrics, "llm_d_epp_average_queue_size")
 			if err == nil && v < 3 {
