@@ -42,7 +42,18 @@ func plain(field protowire.Number) reply {
 	return encoded(appendBytes(nil, field, ""))
 }
 
-func encoded(b []byte) reply { return reply{mem.BufferSlice{mem.SliceBuffer(b)}} }
+// whole is a message in one buffer, allocated at once.
+type whole struct {
+	list [1]mem.Buffer
+	data mem.SliceBuffer
+}
+
+// encoded makes b, which must not change any more, a reply.
+func encoded(b []byte) reply {
+	w := &whole{data: b}
+	w.list[0] = &w.data
+	return reply{w.list[:]}
+}
 
 // appendBytes appends a field of bytes, a string or a whole message.
 func appendBytes[T string | []byte](b []byte, field protowire.Number, v T) []byte {
@@ -154,22 +165,21 @@ func bodyHead(b []byte, field protowire.Number, n int, end bool) []byte {
 	mutation := 1 + protowire.SizeBytes(streamed)
 	common := 1 + protowire.SizeBytes(mutation)
 	response := 1 + protowire.SizeBytes(common)
-	for _, f := range [...]struct {
-		num protowire.Number
-		n   int
-	}{{field, response}, {1, common}, {3, mutation}, {3, streamed}} {
-		b = protowire.AppendTag(b, f.num, protowire.BytesType)
-		b = protowire.AppendVarint(b, uint64(f.n))
-	}
+	b = protowire.AppendVarint(append(b, byte(field)<<3|bytesType), uint64(response))
+	b = protowire.AppendVarint(append(b, 1<<3|bytesType), uint64(common))
+	b = protowire.AppendVarint(append(b, 3<<3|bytesType), uint64(mutation))
+	b = protowire.AppendVarint(append(b, 3<<3|bytesType), uint64(streamed))
 	if end {
-		b = appendNumber(b, 2, 1)
+		b = append(b, 2<<3|byte(protowire.VarintType), 1)
 	}
 	if n > 0 {
-		b = protowire.AppendTag(b, 1, protowire.BytesType)
-		b = protowire.AppendVarint(b, uint64(n))
+		b = protowire.AppendVarint(append(b, 1<<3|bytesType), uint64(n))
 	}
 	return b
 }
+
+// bytesType is the type in a tag; numbers below 16 make it a single byte.
+const bytesType = byte(protowire.BytesType)
 
 // inline is the length up to which a body piece is copied behind its head: less than a buffer
 // of its own costs.
@@ -178,20 +188,13 @@ const inline = 1 << 10
 // headRoom is enough for every head.
 const headRoom = 40
 
-// whole is a message in one buffer, allocated at once.
-type whole struct {
-	list [1]mem.Buffer
-	data mem.SliceBuffer
-}
-
 // inlined makes a body reply of pieces that are short altogether.
 func inlined(field protowire.Number, pieces []piece, n int, end bool) reply {
-	w := &whole{data: bodyHead(make([]byte, 0, n+headRoom), field, n, end)}
+	b := bodyHead(make([]byte, 0, n+headRoom), field, n, end)
 	for i := range pieces {
-		w.data = append(w.data, pieces[i].p...)
+		b = append(b, pieces[i].p...)
 	}
-	w.list[0] = &w.data
-	return reply{w.list[:]}
+	return encoded(b)
 }
 
 // split is a message whose body lies in buffers of somebody else, as many as the list holds

@@ -56,7 +56,7 @@ func TestClientLeaves(t *testing.T) {
 				c := r.open()
 				p.play(c)
 				<-r.began
-				if how == "reset" {
+				if r.cut = how == "reset"; r.cut {
 					c.cancel()
 				} else {
 					c.stream.CloseSend()
@@ -86,7 +86,7 @@ func TestClientLeavesTheQueue(t *testing.T) {
 			c := r.open()
 			c.send(reqHeadersMsg(false), reqBodyMsg(text(2000), true))
 			<-waiting
-			if how == "reset" {
+			if r.cut = how == "reset"; r.cut {
 				c.cancel()
 			} else {
 				c.stream.CloseSend()

@@ -55,6 +55,7 @@ type rig struct {
 	conn   *grpc.ClientConn
 	client extprocv3.ExternalProcessorClient
 	log    bytes.Buffer
+	cut    bool         // streams are reset: gRPC then leaves what it did not deliver to the garbage collector
 	stop   func() error // stops the server and waits
 }
 
@@ -102,7 +103,7 @@ func (r *rig) close() {
 	if n := r.memory.Held(); n != 0 {
 		r.t.Errorf("%d bytes of bodies are still held", n)
 	}
-	if n := r.pool.out.Load(); n != 0 && !r.t.Failed() {
+	if n := r.pool.out.Load(); n != 0 && !r.cut && !r.t.Failed() {
 		r.t.Errorf("%d receive buffers were not given back", n)
 	}
 }

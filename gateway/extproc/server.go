@@ -105,8 +105,8 @@ func (s *Server) options() []grpc.ServerOption {
 		grpc.WaitForHandlers(true),
 		grpc.StaticStreamWindowSize(streamWindow),
 		grpc.StaticConnWindowSize(connectionWindow),
-		grpc.ReadBufferSize(32 << 10),
-		grpc.WriteBufferSize(64 << 10),
+		grpc.ReadBufferSize(64 << 10), // borrowed while there is something to read or write
+		grpc.WriteBufferSize(256 << 10),
 		grpc.SharedWriteBuffer(true),
 		// A proxy may ping as it likes; one that is gone without a word is noticed.
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),

@@ -134,10 +134,13 @@ func (s *session) receive() error {
 
 // closed decides what the end of the stream means.
 func (s *session) closed(err error) {
-	switch {
-	case errors.Is(err, io.EOF) && s.placed && s.responseMode == noBody:
-		s.end(observe.Complete) // we were not to see the answer, or no more than its head
-	case status.Code(err) == codes.ResourceExhausted && s.x != nil:
+	if err == io.EOF {
+		if s.placed && s.responseMode == noBody {
+			s.end(observe.Complete) // we were not to see the answer, or no more than its head
+		}
+		return
+	}
+	if status.Code(err) == codes.ResourceExhausted && s.x != nil {
 		s.x.Fail(err)
 		s.end(observe.Broken)
 	}
