@@ -114,7 +114,7 @@ func (a *access) flush() error {
 // appendLine renders the outcome. Counts that nobody told are left out.
 func appendLine(b []byte, o *Outcome) []byte {
 	b = append(b, `{"time":"`...)
-	b = o.Start.Add(o.Duration).AppendFormat(b, "2006-01-02T15:04:05.000000Z07:00")
+	b = o.Start.Add(o.Duration).Truncate(time.Microsecond).AppendFormat(b, time.RFC3339Nano)
 	if o.End == Broken {
 		b = append(b, `","level":"WARN","msg":"request"`...)
 	} else {

@@ -49,6 +49,7 @@ func (a *attempts) count(target string, o *Outcome) {
 }
 
 func (a *attempts) admit(k attempt) *atomic.Uint64 {
+	k.endpoint, k.address = cleanName(k.endpoint), cleanName(k.address)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if len(a.counts) >= maxAttempts && a.counts[k] == nil {
@@ -60,7 +61,6 @@ func (a *attempts) admit(k attempt) *atomic.Uint64 {
 	n := a.counts[k]
 	if n == nil {
 		n = new(atomic.Uint64)
-		k.endpoint, k.address = strings.Clone(k.endpoint), strings.Clone(k.address)
 		a.counts[k] = n
 	}
 	return n
@@ -70,7 +70,7 @@ func (a *attempts) sweep() {
 	alive := map[string]bool{"": true, Other: true}
 	for _, p := range a.store.Load().Pools {
 		for _, e := range p.Endpoints {
-			alive[e.ID.String()] = true
+			alive[cleanName(e.ID.String())] = true
 		}
 	}
 	for k := range a.counts {

@@ -75,6 +75,9 @@ func (c *pools) Collect(ch chan<- prometheus.Metric) {
 }
 
 func emit(ch chan<- prometheus.Metric, d *prometheus.Desc, v float64, labels ...string) {
+	for i, l := range labels {
+		labels[i] = cleanName(l)
+	}
 	ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 }
 

@@ -249,8 +249,13 @@ func (t *table) all() []*series {
 
 // clean makes a value fit for a label: printable, without quotes and backslashes, and bounded.
 // It copies what it returns, since the value may be part of something large.
-func clean(v string) string {
-	if len(v) <= MaxLabel && strings.IndexFunc(v, odd) < 0 {
+func clean(v string) string { return cleanTo(v, MaxLabel) }
+
+// cleanName does so for names that operators give, which Kubernetes lets be longer.
+func cleanName(v string) string { return cleanTo(v, 4*MaxLabel) }
+
+func cleanTo(v string, limit int) string {
+	if len(v) <= limit && strings.IndexFunc(v, odd) < 0 {
 		return strings.Clone(v)
 	}
 	var b strings.Builder
@@ -258,7 +263,7 @@ func clean(v string) string {
 		if odd(r) {
 			r = '_'
 		}
-		if b.Len()+utf8.RuneLen(r) > MaxLabel {
+		if b.Len()+utf8.RuneLen(r) > limit {
 			break
 		}
 		b.WriteRune(r)

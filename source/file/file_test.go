@@ -226,10 +226,12 @@ func TestEndpoints(t *testing.T) {
 			if g := strings.Join(got, " "); g != c.want {
 				t.Errorf("%s: got %q, want %q", c.name, g, c.want)
 			}
+			mu.Lock()
 			if !strings.Contains(said.String(), c.says) {
 				t.Errorf("%s: got log %q, want %q in it", c.name, said.String(), c.says)
 			}
-			said.Reset() // nobody writes now
+			said.Reset()
+			mu.Unlock()
 		}
 		if len(loads) != 2 {
 			t.Errorf("got %d incarnations of a, want 2: it was away once", len(loads))

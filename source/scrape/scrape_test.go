@@ -435,7 +435,7 @@ func BenchmarkFleet(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer l.Close()
-	go cheapServer(l, vllmPage(100<<10))
+	go cheapServer(l, vllmPage(70<<10)) // 97 KB
 	store := fleet.NewStore()
 	store.SetPools([]fleet.PoolSpec{{ID: fleet.ID{Name: "p"}}})
 	var specs []fleet.EndpointSpec
