@@ -26,7 +26,7 @@ var (
 	descRequestSize  = requestDesc("request_size_bytes", "Size of the request body.")
 	descResponseSize = requestDesc("response_size_bytes", "Size of the answer's body.")
 	descInput        = requestDesc("request_input_tokens", "Prompt tokens, as the engine reported.")
-	descOutput       = requestDesc("request_output_tokens", "Output tokens, as the engine reported.")
+	descOutput       = requestDesc("request_output_tokens", "Output tokens, as the engine reported; events with output of streams for which it did not.")
 	descCached       = requestDesc("request_cached_tokens", "Prompt tokens read from cache, as the engine reported.")
 	descNTPOT        = requestDesc("request_ntpot_seconds", "Duration divided by the output tokens, for complete answers.")
 	descTTFT         = requestDesc("request_ttft_seconds", "From the request's start to the first token.", "streaming")

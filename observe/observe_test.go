@@ -191,13 +191,27 @@ func TestRunning(t *testing.T) {
 func TestUnknownCountsAreNotCounted(t *testing.T) {
 	o := New(Options{})
 	out := sampled()
-	out.PromptTokens, out.OutputTokens, out.Cached, out.TTFT = Unknown, Unknown, Unknown, 0
+	out.PromptTokens, out.OutputTokens, out.Cached, out.TTFT, out.Stream = Unknown, Unknown, Unknown, 0, false
 	o.Done(out)
 	f := page(t, o)
 	for _, n := range []string{"request_input_tokens", "request_output_tokens", "request_cached_tokens", "request_ntpot_seconds", "request_ttft_seconds", "request_streaming_tpot_seconds"} {
 		if f["llm_d_epp_"+n] != nil {
 			t.Errorf("%s was counted", n)
 		}
+	}
+}
+
+// A stream that reports no usage counts by its events.
+func TestOutputTokensOfStreamsWithoutUsage(t *testing.T) {
+	o, out := New(Options{}), sampled()
+	out.OutputTokens, out.Events = Unknown, 21
+	o.Done(out)
+	f := page(t, o)
+	if got := lines(f["llm_d_epp_request_output_tokens"]); !strings.HasSuffix(got, " n=1 sum=21 buckets=13") {
+		t.Errorf("got %s", got)
+	}
+	if got := lines(f["llm_d_epp_request_streaming_tpot_seconds"]); !strings.HasSuffix(got, " n=1 sum=0.05 buckets=20") {
+		t.Errorf("got %s", got)
 	}
 }
 

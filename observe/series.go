@@ -146,10 +146,11 @@ func (s *series) count(o *Outcome) {
 	if o.Cached >= 0 {
 		s.cached.observe(float64(o.Cached))
 	}
-	if o.OutputTokens > 0 {
-		s.output.observe(float64(o.OutputTokens))
+	tokens := outputTokens(o)
+	if tokens > 0 {
+		s.output.observe(float64(tokens))
 		if o.End == Complete {
-			s.ntpot.observe(o.Duration.Seconds() / float64(o.OutputTokens))
+			s.ntpot.observe(o.Duration.Seconds() / float64(tokens))
 		}
 	}
 	if o.TTFT <= 0 {
@@ -160,10 +161,19 @@ func (s *series) count(o *Outcome) {
 		return
 	}
 	s.ttft[1].observe(o.TTFT.Seconds())
-	if o.OutputTokens > 1 && o.Last >= o.TTFT {
-		s.tpot.observe((o.Last - o.TTFT).Seconds() / float64(o.OutputTokens-1))
+	if tokens > 1 && o.Last >= o.TTFT {
+		s.tpot.observe((o.Last - o.TTFT).Seconds() / float64(tokens-1))
 	}
 	s.countGaps(o)
+}
+
+// outputTokens is what the engine reported. For a stream that was not asked to report it is the
+// number of events with output, since engines send one for each token or few.
+func outputTokens(o *Outcome) int {
+	if o.OutputTokens < 0 && o.Stream {
+		return o.Events
+	}
+	return o.OutputTokens
 }
 
 func (s *series) countGaps(o *Outcome) {
