@@ -69,6 +69,11 @@ type lane struct {
 // buildLane makes what serves a pool from its EndpointPickerConfig.
 func buildLane(p *config.Picker) (lane, error) {
 	profile := p.Profiles[0]
+	for _, other := range p.Profiles { // several need a handler that is not active yet; what serves alone is decode
+		if other.Name == "decode" {
+			profile = other
+		}
+	}
 	out := &sched.Profile{Name: profile.Name}
 	var from strings.Builder
 	note := func(ref config.Ref, v any) {
@@ -161,6 +166,9 @@ func (s *site) apply(cfg *config.Config) error {
 		pools = append(pools, fleet.PoolSpec{ID: id, Selector: p.Selector, H2C: p.H2C, Picker: p.PickerRef, Objectives: p.Objectives})
 	}
 	files := map[string]bool{}
+	for _, path := range discoveries(cfg) {
+		files[path] = true // told by whoever follows the file
+	}
 	for _, f := range cfg.Endpoints {
 		files[f.File] = true
 		s.store.SetEndpoints("file:"+f.File, specs(f.Entries))

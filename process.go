@@ -12,7 +12,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
-	"os"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -53,6 +53,7 @@ type process struct {
 	settings
 	obs    *observe.Observer
 	memory *request.Memory
+	doors  struct{ proxy, extproc gateway.Door }
 	reload func() (*config.Config, []config.Problem) // nil when nothing is to be reloaded
 	files  []string                                  // watched for reload
 	ready  func() error
@@ -79,16 +80,16 @@ func newProcess(cfg *config.Config, s settings, log io.Writer) (*process, error)
 	})
 	p.obs.Watch(p.gw.Open, p.memory.Held)
 	report(p.log, cfg.Warnings)
+	p.doors.proxy.Name, p.doors.proxy.Strict = "proxy", !s.lenient
+	p.doors.extproc.Name = "extproc"
+	p.setTrust(cfg.Penstock.Trust)
 	return p, p.apply(cfg)
 }
 
 // run serves until ctx ends, then lets open requests finish. Sources and metrics end last.
 func (p *process) run(ctx context.Context, cfg *config.Config) error {
-	trust, err := trustOf(cfg.Penstock.Trust)
-	if err != nil {
-		return err
-	}
 	var certificate *tls.Config
+	var err error
 	if p.secure && p.extproc != "" {
 		if certificate, err = extproc.Certificate(p.certPath, p.log); err != nil {
 			return err
@@ -119,7 +120,7 @@ func (p *process) run(ctx context.Context, cfg *config.Config) error {
 	if l.health != nil {
 		rest.Go(func() error { return extproc.RunHealth(restCtx, l.health, func() bool { return p.notReady() == nil }) })
 	}
-	p.openDoors(doorsCtx, doors, l, cfg, trust, certificate)
+	p.openDoors(doorsCtx, doors, l, cfg, certificate)
 	doors.Go(func() error {
 		<-doorsCtx.Done()
 		p.gw.Drain()
@@ -139,24 +140,18 @@ func (p *process) run(ctx context.Context, cfg *config.Config) error {
 	return err
 }
 
-func (p *process) openDoors(ctx context.Context, g *errgroup.Group, l *listeners, cfg *config.Config, trust gateway.Trust, certificate *tls.Config) {
+func (p *process) openDoors(ctx context.Context, g *errgroup.Group, l *listeners, cfg *config.Config, certificate *tls.Config) {
 	limits := cfg.Penstock.Limits
 	if l.http != nil {
-		t := trust
-		if p.trustLoopback {
-			t.CIDRs = append(t.CIDRs, netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128"))
-		}
 		door := proxy.New(p.gw, proxy.Options{
-			Door: &gateway.Door{Name: "proxy", Trust: t, Strict: !p.lenient}, Log: p.log, Drain: p.drain, ShowEndpoint: p.showEndpoint,
+			Door: &p.doors.proxy, Log: p.log, Drain: p.drain, ShowEndpoint: p.showEndpoint,
 			BodyTimeout: time.Duration(limits.BodyTimeout), MaxHeaderBytes: int(limits.MaxHeaderBytes),
 		})
 		g.Go(func() error { return door.Run(ctx, l.http) })
 	}
 	if l.extproc != nil {
-		t := trust
-		t.All = len(t.CIDRs) == 0 && t.Header == "" // the peer is a proxy of the operator's, unless told whom to trust
 		door := extproc.New(p.gw, extproc.Options{
-			Door: &gateway.Door{Name: "extproc", Trust: t}, Log: p.log, Drain: p.drain, TLS: certificate,
+			Door: &p.doors.extproc, Log: p.log, Drain: p.drain, TLS: certificate,
 			HealthChecking: p.healthOnDoor, Ready: func() bool { return p.notReady() == nil },
 		})
 		g.Go(func() error { return door.Run(ctx, l.extproc) })
@@ -195,6 +190,10 @@ func (p *process) follow(ctx context.Context, g *errgroup.Group, cfg *config.Con
 			if err := p.apply(next); err != nil {
 				p.log.Error("the configuration cannot be used; the last good one stays in force", slog.Any("error", err))
 				return
+			}
+			p.setTrust(next.Penstock.Trust)
+			if next.Penstock.Listeners != cfg.Penstock.Listeners || next.Penstock.Limits != cfg.Penstock.Limits {
+				p.log.Warn("spec.listeners and spec.limits take effect at the next start")
 			}
 			stop()
 			_ = round.Wait()
@@ -274,21 +273,27 @@ func serveHTTP(ctx context.Context, lis net.Listener, h http.Handler) error {
 	return nil
 }
 
-// trustOf reads whom a Penstock document trusts.
-func trustOf(t api.Trust) (gateway.Trust, error) {
+// trustOf is whom a Penstock document trusts.
+func trustOf(t api.Trust) gateway.Trust {
 	var out gateway.Trust
 	for _, c := range t.CIDRs {
 		out.CIDRs = append(out.CIDRs, c.Prefix)
 	}
-	if h := t.Header; h != nil {
-		out.Header, out.Secret = strings.ToLower(h.Name), h.Value
-		if h.File != "" {
-			b, err := os.ReadFile(h.File)
-			if err != nil {
-				return out, fmt.Errorf("spec.trust.header.file: %w", err)
-			}
-			out.Secret = strings.TrimSpace(string(b))
-		}
+	if t.Header != nil {
+		out.Header, out.Secret = strings.ToLower(t.Header.Name), t.Header.Value
 	}
-	return out, nil
+	return out
+}
+
+// setTrust puts spec.trust into force at both doors.
+func (p *process) setTrust(t api.Trust) {
+	trust := trustOf(t)
+	atProxy := trust
+	if p.trustLoopback {
+		atProxy.CIDRs = append(slices.Clone(trust.CIDRs), netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128"))
+	}
+	p.doors.proxy.SetTrust(atProxy)
+	// Envoy is a proxy of the operator's: it is trusted unless told whom to trust.
+	trust.All = len(trust.CIDRs) == 0 && trust.Header == ""
+	p.doors.extproc.SetTrust(trust)
 }

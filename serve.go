@@ -83,7 +83,7 @@ func serve(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	p.files, p.reload = paths, load
+	p.files, p.reload = append(paths, cfg.Files...), load
 	return p.run(ctx, cfg)
 }
 

@@ -23,9 +23,11 @@ type PenstockSpec struct {
 
 // Listeners are the addresses we listen on, host:port; empty leaves it to the command line.
 type Listeners struct {
-	// HTTP is the built-in proxy, ExtProc the door for Envoy, Metrics also serves /debug/.
-	HTTP    string `json:"http"`
+	// HTTP is the built-in proxy.
+	HTTP string `json:"http"`
+	// ExtProc is the door for Envoy.
 	ExtProc string `json:"extproc"`
+	// Metrics serves /metrics and /debug/.
 	Metrics string `json:"metrics"`
 }
 
@@ -37,22 +39,27 @@ type Limits struct {
 	MaxBufferedBytes Quantity `json:"maxBufferedBytes"`
 	// MaxHeaderBytes bounds the head of a request.
 	MaxHeaderBytes Quantity `json:"maxHeaderBytes"`
-	// BodyTimeout is how long a client may take to send its body.
+	// BodyTimeout is how long a client may go without sending a byte of its body.
 	BodyTimeout Duration `json:"bodyTimeout"`
 }
 
-// Trust names the callers whose control headers count: those with an address in CIDRs, and
-// those that send Header.
+// Trust names the callers whose control headers count: those with an address in cidrs, and
+// those that send header. Without either, the proxy trusts nobody and the ext_proc door its peer.
 type Trust struct {
-	CIDRs  []CIDR       `json:"cidrs"`
+	// CIDRs are ranges of addresses, such as 10.0.0.0/8; a bare address is a range of one.
+	CIDRs []CIDR `json:"cidrs"`
+	// Header is a header with a shared secret.
 	Header *TrustHeader `json:"header"`
 }
 
-// TrustHeader is a header with a secret in it, given here or in a file.
+// TrustHeader is a header with a shared secret in it, given by value or by file.
 type TrustHeader struct {
-	Name  string `json:"name"`
+	// Name is the header's name; it never travels on to an endpoint.
+	Name string `json:"name"`
+	// Value is the secret.
 	Value string `json:"value"`
-	File  string `json:"file"`
+	// File holds the secret, relative to the manifest.
+	File string `json:"file"`
 }
 
 // String names the header and keeps its secret.

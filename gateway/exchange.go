@@ -35,6 +35,7 @@ type Exchange struct {
 	out     observe.Outcome
 	api     request.API
 	trusted bool
+	proof   string // name of the header that holds a secret, which does not travel on
 	ended   bool
 	madeID  bool
 
@@ -67,7 +68,8 @@ func (g *Gateway) Begin(door *Door, h Head) *Exchange {
 	if !goodID(x.out.ID) {
 		x.out.ID, x.madeID = uuid.NewString(), true
 	}
-	x.trusted = door.Trust.Trusts(h.Peer, h.Headers)
+	trust := door.Trust()
+	x.trusted, x.proof = trust.Trusts(h.Peer, h.Headers), trust.Header
 	var err error
 	if x.encoding, err = request.EncodingOf(h.Headers.Get("content-encoding")); err != nil {
 		x.badBody = bodyRefusal(err)
@@ -353,7 +355,7 @@ func (x *Exchange) placement(pool *fleet.Pool) *Placement {
 	}
 	x.head.Headers.Names(func(name string) bool {
 		switch {
-		case outputHeader(name), name == x.door.Trust.Header && name != "":
+		case outputHeader(name), name == x.proof:
 			p.Remove = append(p.Remove, name)
 		case !x.trusted && controlHeader(name):
 			p.Remove = append(p.Remove, name)

@@ -36,7 +36,8 @@ type rig struct {
 
 func newRig(t testing.TB, n int, level slog.Level) *rig {
 	t.Helper()
-	r := &rig{door: Door{Name: "proxy"}}
+	r := &rig{}
+	r.door.Name = "proxy"
 	store := fleet.NewStore()
 	store.SetPools([]fleet.PoolSpec{{ID: fleet.ID{Namespace: "default", Name: "p"}, Objectives: map[string]int{"batch": -1, "gold": 10}}})
 	var specs []fleet.EndpointSpec
@@ -249,7 +250,7 @@ func TestRefusals(t *testing.T) {
 func TestSheddableIsRefusedWhileSaturated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, 1, slog.LevelInfo)
-		r.door.Trust.All = true
+		r.door.SetTrust(Trust{All: true})
 		r.tell(9)
 		for objective, status := range map[string]int{"batch": 429, "gold": 0, "": 0, "no-such": 0} {
 			x, _, ref := r.place(t, headers{"x-gateway-inference-objective": objective}, chat("x"))
@@ -281,7 +282,7 @@ func TestControlHeaders(t *testing.T) {
 		{"by secret", Trust{Header: "x-proof", Secret: "s3cret"}, "tenant-a", []string{"x-gateway-destination-endpoint", "x-prefiller-host-port", "x-proof"}},
 	} {
 		r := newRig(t, 1, slog.LevelInfo)
-		r.door.Trust = c.trust
+		r.door.SetTrust(c.trust)
 		for range 2 {
 			x, p, ref := r.place(t, h, chat("x"))
 			if ref != nil {

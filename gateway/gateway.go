@@ -65,10 +65,21 @@ type Placement struct {
 type Door struct {
 	// Name appears in logs.
 	Name string
-	// Trust says whose control headers are heeded.
-	Trust Trust
 	// Strict refuses an unknown model also where there is one pool only.
 	Strict bool
+
+	trust atomic.Pointer[Trust]
+}
+
+// SetTrust says whose control headers are heeded, from the next request on. Until then nobody's are.
+func (d *Door) SetTrust(t Trust) { d.trust.Store(&t) }
+
+// Trust says whose control headers are heeded.
+func (d *Door) Trust() *Trust {
+	if t := d.trust.Load(); t != nil {
+		return t
+	}
+	return &Trust{}
 }
 
 // Lane is what serves one pool: its gate, its profile, and the lock under which it scores and
