@@ -18,6 +18,7 @@ import (
 	"github.com/penstock-project/penstock/gateway"
 	"github.com/penstock-project/penstock/sched"
 	"github.com/penstock-project/penstock/sched/policy"
+	"github.com/penstock-project/penstock/source/file"
 )
 
 // inherent are plugin types that need no building: what they ask for always happens.
@@ -171,11 +172,11 @@ func (s *site) apply(cfg *config.Config) error {
 	}
 	for _, f := range cfg.Endpoints {
 		files[f.File] = true
-		s.store.SetEndpoints("file:"+f.File, specs(f.Entries))
+		s.store.SetEndpoints(file.Source(f.File), specs(f.Entries))
 	}
 	for old := range s.sources {
 		if !files[old] {
-			s.store.SetEndpoints("file:"+old, nil)
+			s.store.SetEndpoints(file.Source(old), nil)
 		}
 	}
 	s.sources, s.lanes = files, next
