@@ -32,7 +32,6 @@ import (
 type core struct {
 	*gateway.Gateway
 	access bytes.Buffer
-	conn   *grpc.ClientConn
 	client *rig
 }
 

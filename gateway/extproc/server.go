@@ -107,7 +107,6 @@ func (s *Server) options() []grpc.ServerOption {
 		grpc.StaticConnWindowSize(connectionWindow),
 		grpc.ReadBufferSize(64 << 10), // borrowed while there is something to read or write
 		grpc.WriteBufferSize(256 << 10),
-		grpc.SharedWriteBuffer(true),
 		// A proxy may ping as it likes; one that is gone without a word is noticed.
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 20 * time.Second}),
