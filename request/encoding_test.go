@@ -25,13 +25,13 @@ func encode(t testing.TB, coding string, p []byte) []byte {
 	var w io.WriteCloser
 	switch coding {
 	case "gzip", "x-gzip", "GZIP":
-		w = gzip.NewWriter(&out)
+		w, _ = gzip.NewWriterLevel(&out, 1)
 	case "deflate":
-		w = zlib.NewWriter(&out)
+		w, _ = zlib.NewWriterLevel(&out, 1)
 	case "raw":
-		w, _ = flate.NewWriter(&out, 6)
+		w, _ = flate.NewWriter(&out, 1)
 	case "br":
-		w = brotli.NewWriter(&out)
+		w = brotli.NewWriterLevel(&out, 1)
 	case "zstd":
 		w, _ = zstd.NewWriter(&out, zstd.WithEncoderConcurrency(1))
 	default:
