@@ -62,6 +62,11 @@ func serve(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err := s.check(); err != nil {
 		return err
 	}
+	return serveFrom(ctx, paths, s, stderr, nil)
+}
+
+// serveFrom serves what manifests describe; started is told when the addresses are open.
+func serveFrom(ctx context.Context, paths []string, s settings, log io.Writer, started func(*listeners)) error {
 	load := func() (*config.Config, []config.Problem) { return config.Load(paths, options("")) }
 	cfg, err := loaded(load())
 	if err != nil {
@@ -79,11 +84,11 @@ func serve(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			*a.flag = ""
 		}
 	}
-	p, err := newProcess(cfg, s, stderr)
+	p, err := newProcess(cfg, s, log)
 	if err != nil {
 		return err
 	}
-	p.files, p.reload = append(paths, cfg.Files...), load
+	p.started, p.files, p.reload = started, append(paths, cfg.Files...), load
 	return p.run(ctx, cfg)
 }
 
