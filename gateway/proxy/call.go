@@ -74,6 +74,9 @@ func (c *call) finish() {
 	if p != nil {
 		panic(http.ErrAbortHandler) // the call is left to the garbage collector
 	}
+	if cap(c.head) > 4*smallBody { // a giant's head; keep scratch small
+		c.head = nil
+	}
 	clear(c.bufs[:cap(c.bufs)])
 	*c = call{head: c.head[:0], bufs: c.bufs[:0]}
 	calls.Put(c)
@@ -199,7 +202,7 @@ func (c *call) refuse(r *gateway.Refusal) {
 
 // unserved refuses for want of an endpoint. A list of models is then empty, which is no error.
 func (c *call) unserved(r *gateway.Refusal) {
-	if c.r.Method != http.MethodGet || strings.TrimSuffix(c.r.URL.Path, "/") != modelsPath {
+	if c.r.Method != http.MethodGet && c.r.Method != http.MethodHead || strings.TrimSuffix(c.r.URL.Path, "/") != modelsPath {
 		c.refuse(r)
 		return
 	}

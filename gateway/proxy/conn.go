@@ -78,8 +78,7 @@ func (c *conn) fill() error {
 			c.w = copy(b, b[c.r:c.w])
 			c.r = 0
 		} else if len(b) < maxHead {
-			b = append(b, make([]byte, len(b))...)
-			c.buf = &b
+			b = c.grow()
 		} else {
 			return malformed("head too large")
 		}
@@ -97,6 +96,13 @@ func (c *conn) fill() error {
 		err = io.ErrNoProgress
 	}
 	return err
+}
+
+// grow doubles the buffer, for a head that is larger than most.
+func (c *conn) grow() []byte {
+	b := append(*c.buf, make([]byte, len(*c.buf))...)
+	c.buf = &b
+	return b
 }
 
 // head reads one answer head, an informational one included. The fields that may travel on go
@@ -118,6 +124,9 @@ func (c *conn) head(method string, h http.Header) (status int, err error) {
 	f := fields{keep: line[7] != '0', length: -1}
 	if err := f.parse(rest, h); err != nil {
 		return 0, err
+	}
+	if f.chunked && line[7] == '0' { // RFC 9112, 6.1: the framing is faulty
+		return 0, malformed("transfer-encoding in HTTP/1.0")
 	}
 	f.strip(h)
 	if status < 200 {
@@ -162,8 +171,8 @@ func (c *conn) block() (string, error) {
 				}
 				return string(b[:end]), nil
 			}
-			from = i - 1
 		}
+		from = max(0, len(b)-2)
 		if len(b) >= maxHead {
 			return "", malformed("head too large")
 		}

@@ -146,6 +146,41 @@ func TestKeptConnectionGrewOld(t *testing.T) {
 	}
 }
 
+// TestUnaskedBytes: what an engine says without having been asked must not become the answer to
+// somebody else's request.
+func TestUnaskedBytes(t *testing.T) {
+	told := make(chan *wire, 1)
+	e := newEngine(t, func(w *wire) bool {
+		if w.nth == 1 {
+			w.say(okText + "HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nevil") // with the answer
+			return true
+		}
+		w.say(okText)
+		told <- w
+		return true
+	})
+	s := newScript(e.address)
+	srv, address := door(t, s, Options{})
+	c := newClient(t, false)
+	ask := func() {
+		t.Helper()
+		if res, text, err := post(t, c, address, chatPath, "{}"); err != nil || res.StatusCode != 200 || text != "{}" {
+			t.Errorf("%v %q %v", res, text, err)
+		}
+		s.done(t)
+	}
+	ask()
+	ask()
+	(<-told).say("HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nevil") // after it
+	for idle := srv.pool.host(e.address).idle[0]; idle.live.quiet(); {
+		continue
+	}
+	ask()
+	if e.opened != 3 {
+		t.Errorf("%d connections, want a new one after each misbehaviour", e.opened)
+	}
+}
+
 // TestBrokenAnswers: a client must never take a broken answer for a whole one.
 func TestBrokenAnswers(t *testing.T) {
 	const part = "data: {\"a\"\r\n"

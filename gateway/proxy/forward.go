@@ -5,6 +5,7 @@ package proxy
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -83,7 +84,7 @@ func (c *call) try(ep *fleet.Endpoint, fresh bool) error {
 		stop()
 		cn.Close()
 		if cn.reused && !cn.got {
-			err = errors.Join(errStale, err)
+			err = fmt.Errorf("%w: %w", errStale, err)
 		}
 		cn.release()
 		return err

@@ -10,11 +10,8 @@ import (
 	"time"
 )
 
-// Connections to endpoints that are kept when idle.
-const (
-	maxIdle = 1024                   // for each endpoint
-	trusted = 250 * time.Millisecond // an idle connection is used unchecked for that long
-)
+// maxIdle is how many idle connections are kept for each endpoint.
+const maxIdle = 1024
 
 // pool keeps idle connections by address. Only addresses that a placement named get here.
 type pool struct {
@@ -86,10 +83,10 @@ func (h *host) take(now time.Time, limit time.Duration) *conn {
 	}
 }
 
-// fit reports whether an idle connection may serve again.
+// fit reports whether an idle connection may serve again. One on which something came in may not:
+// it would be taken for the answer to the next request.
 func (c *conn) fit(now time.Time, limit time.Duration) bool {
-	age := now.Sub(c.used)
-	return age < trusted || age < limit && c.live.quiet()
+	return now.Sub(c.used) < limit && c.live.quiet()
 }
 
 // put keeps the connection for others.
