@@ -21,7 +21,6 @@ var rooms = map[string][]string{
 	"":                {"*"}, // the root wires everything
 	"cmd/penstock":    {""},
 	"bench/floor":     {},
-	"bench/door":      {"fleet", "flow", "gateway", "gateway/proxy", "observe", "request", "sched", "sched/policy"},
 	"api":             {"plugin"}, // a plugin's parameters are kept undecoded
 	"plugin":          {},
 	"config":          {"api", "plugin"},

@@ -107,6 +107,15 @@ func (x *Exchange) API() request.API { return x.api }
 // Body is the body as it came, so far.
 func (x *Exchange) Body() *request.Body { return x.body }
 
+// Expect is told the length of the body before it comes, and refuses what would be too long.
+func (x *Exchange) Expect(n int64) *Refusal {
+	if x.g.MaxBody > 0 && n > x.g.MaxBody {
+		return tooLarge(x.g.MaxBody)
+	}
+	x.body.Expect(n)
+	return nil
+}
+
 // Write copies a piece of the body.
 func (x *Exchange) Write(p []byte) *Refusal {
 	if _, err := x.body.Write(p); err != nil {
@@ -412,9 +421,11 @@ func (x *Exchange) Served(address string) {
 	x.out.Address = address
 }
 
-// Answer is told the head of the answer.
+// Answer is told the head of the answer. From here on the request goes nowhere else, so that its
+// body is let go: an open stream costs little memory whatever its prompt was.
 func (x *Exchange) Answer(status int, h Headers) {
 	x.out.Status = status
+	x.release()
 	if x.order != nil {
 		x.order[x.at].Load.Heal()
 	}
@@ -475,15 +486,20 @@ func (x *Exchange) End(end observe.End) {
 	}
 	scanners.Put(x.scan)
 	x.scan, x.facts = nil, nil
-	if x.decoded != nil {
-		x.decoded.Release()
-	}
-	x.body.Release()
+	x.release()
 	x.out.End = end
 	x.out.Duration = time.Since(x.out.Start)
 	x.running.Done()
 	x.g.Observer.Done(&x.out)
 	x.g.open.Add(-1)
+}
+
+// release lets the bodies go; again does nothing.
+func (x *Exchange) release() {
+	if x.decoded != nil {
+		x.decoded.Release()
+	}
+	x.body.Release()
 }
 
 func (g *Gateway) newCycle() *sched.Cycle {

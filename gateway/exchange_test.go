@@ -337,6 +337,28 @@ func TestNextMovesTheReservation(t *testing.T) {
 	}
 }
 
+// What is known to be too long is refused before a byte of it is read; an answer that began needs no body.
+func TestBodyIsRefusedEarlyAndLetGoEarly(t *testing.T) {
+	r := newRig(t, 1, slog.LevelInfo)
+	x := r.begin(nil)
+	if ref := x.Expect(1<<19 + 1); ref == nil || ref.Status != 413 || !strings.Contains(ref.Message, "524288") {
+		t.Errorf("got %v, want 413 that names the limit", ref)
+	}
+	if ref := x.Expect(1 << 19); ref != nil {
+		t.Errorf("the limit itself is refused: %v", ref)
+	}
+	x.End(observe.Refused)
+	x, _, _ = r.place(t, nil, chat(strings.Repeat("x", 100_000)))
+	if r.Memory.Held() < 100_000 {
+		t.Errorf("%d bytes held before the answer", r.Memory.Held())
+	}
+	x.Answer(200, headers{})
+	if r.Memory.Held() != 0 {
+		t.Errorf("%d bytes still held once the answer began", r.Memory.Held())
+	}
+	x.End(observe.Complete)
+}
+
 func TestSubsetHint(t *testing.T) {
 	r := newRig(t, 3, slog.LevelInfo)
 	for _, c := range []struct {

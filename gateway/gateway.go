@@ -14,6 +14,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/google/uuid"
+
 	"github.com/penstock-project/penstock/fleet"
 	"github.com/penstock-project/penstock/flow"
 	"github.com/penstock-project/penstock/observe"
@@ -124,6 +126,7 @@ type Gateway struct {
 
 // New returns a gateway without lanes, which refuses all.
 func New(o Options) *Gateway {
+	uuid.EnableRandPool() // request ids are no secrets
 	g := &Gateway{Options: o}
 	g.seeds.Store(o.Seed)
 	g.lanes.Store(&Lanes{})

@@ -113,7 +113,9 @@ func (c *call) receive() (*gateway.Refusal, error) {
 		return nil, nil
 	}
 	if r.ContentLength > 0 {
-		c.x.Body().Expect(r.ContentLength)
+		if refused := c.x.Expect(r.ContentLength); refused != nil {
+			return refused, nil
+		}
 	}
 	limit := c.s.BodyTimeout
 	moved := time.Now() // when the deadline was last moved; net/http's ReadTimeout is the first

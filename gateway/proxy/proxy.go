@@ -82,6 +82,7 @@ type exchange interface {
 	ID() string
 	API() request.API
 	Body() *request.Body
+	Expect(n int64) *gateway.Refusal
 	Read(r io.Reader) (*gateway.Refusal, error)
 	Place(ctx context.Context) (*gateway.Placement, *gateway.Refusal)
 	Next() *fleet.Endpoint

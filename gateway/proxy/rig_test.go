@@ -77,6 +77,11 @@ type told struct {
 func (x *told) ID() string          { return "id-1" }
 func (x *told) API() request.API    { return request.APIOf(x.head.Path) }
 func (x *told) Body() *request.Body { return x.body }
+
+func (x *told) Expect(n int64) *gateway.Refusal {
+	x.body.Expect(n)
+	return nil
+}
 func (x *told) Read(r io.Reader) (*gateway.Refusal, error) {
 	_, err := x.body.ReadOnce(r)
 	if errors.Is(err, request.ErrTooLarge) {
