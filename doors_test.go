@@ -477,7 +477,9 @@ func TestBothDoorsWithoutEndpoints(t *testing.T) {
 	urls, _ := doors(t, "")
 	for door, url := range urls {
 		r, text := post(t, url, "/v1/chat/completions", chatBody("x", ""))
-		var e struct{ Error struct{ Message, Type string } }
+		var e struct {
+			Error struct{ Message, Type string }
+		}
 		if err := json.Unmarshal([]byte(text), &e); err != nil || e.Error.Message == "" || e.Error.Type == "" {
 			t.Errorf("%s: got %q, want an error object", door, text)
 		}
