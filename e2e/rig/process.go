@@ -72,7 +72,7 @@ func StartIn(t testing.TB, dir, name string, env []string, argv ...string) *Proc
 		syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL) // and whatever it started
 		<-p.done
 		if t.Failed() {
-			t.Logf("the end of what %s printed:\n%s", name, p.Tail(30))
+			t.Logf("the end of what %s printed:\n%s", name, p.Tail(80))
 		}
 	})
 	return p
