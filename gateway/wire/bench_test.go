@@ -104,17 +104,21 @@ func grpcForBench() *grpc.Server {
 }
 
 // BenchmarkStream tells what a stream like ext_proc's costs the server in CPU, in a process of its
-// own: 1 KiB in two messages, two back, and nine of 100 bytes echoed, either one by one or
+// own: a body in two messages, two back, and nine of 100 bytes echoed, either one by one or
 // as they come.
 func BenchmarkStream(b *testing.B) {
-	for _, mode := range []string{"one-by-one", "burst"} {
+	for _, c := range []struct {
+		name  string
+		body  int
+		burst bool
+	}{{"1KiB/one-by-one", 1 << 10, false}, {"1KiB/burst", 1 << 10, true}, {"64KiB/burst", 64 << 10, true}, {"800KiB/burst", 800 << 10, true}} {
 		for _, kind := range []string{"grpc", "wire"} {
-			b.Run(mode+"/"+kind, func(b *testing.B) { benchStream(b, kind, mode == "burst") })
+			b.Run(c.name+"/"+kind, func(b *testing.B) { benchStream(b, kind, pattern(c.body, 3), c.burst) })
 		}
 	}
 }
 
-func benchStream(b *testing.B, kind string, burst bool) {
+func benchStream(b *testing.B, kind string, body []byte, burst bool) {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), "WIRE_SERVE="+kind)
 	cmd.Stderr = os.Stderr
@@ -137,7 +141,7 @@ func benchStream(b *testing.B, kind string, burst bool) {
 		return all, user, sys
 	}
 	for i := range conns {
-		benchOne(b, conns[i], burst)
+		benchOne(b, conns[i], body, burst)
 	}
 	a0, u0, s0 := cpu()
 	b.ResetTimer()
@@ -146,7 +150,7 @@ func benchStream(b *testing.B, kind string, burst bool) {
 	for w := range 8 {
 		wg.Go(func() {
 			for next.Add(1) <= int64(b.N) {
-				benchOne(b, conns[w%len(conns)], burst)
+				benchOne(b, conns[w%len(conns)], body, burst)
 			}
 		})
 	}
@@ -159,9 +163,9 @@ func benchStream(b *testing.B, kind string, burst bool) {
 	b.ReportMetric(float64(s1-s0)/n, "sys-µs/op")
 }
 
-var benchHead, benchBody, benchEvent = pattern(300, 2), pattern(1024, 3), pattern(100, 4)
+var benchHead, benchEvent = pattern(300, 2), pattern(100, 4)
 
-func benchOne(b *testing.B, cc *grpc.ClientConn, burst bool) {
+func benchOne(b *testing.B, cc *grpc.ClientConn, body []byte, burst bool) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	st := stream(b, ctx, cc)
@@ -173,7 +177,7 @@ func benchOne(b *testing.B, cc *grpc.ClientConn, burst bool) {
 		}
 	}
 	send(st, benchHead)
-	send(st, benchBody)
+	send(st, body)
 	step(2)
 	for range 9 {
 		send(st, benchEvent)
