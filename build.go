@@ -3,12 +3,13 @@
 package penstock
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
-	"net"
-	"strconv"
+	"os"
 	"strings"
 	"sync"
 
@@ -146,6 +147,49 @@ type site struct {
 	mu      sync.Mutex
 	lanes   map[fleet.ID]lane
 	sources map[string]bool // endpoint files
+	unread  map[string]bool // those that were never read
+}
+
+// ready says which endpoints are not known yet, or nil.
+func (s *site) ready() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for path := range s.unread {
+		return fmt.Errorf("the endpoints of %s are not known yet", path)
+	}
+	return nil
+}
+
+// parseEndpoints reads a list of endpoints: those that are right, and what is wrong with others. Both
+// are nil for an empty list; no endpoints and errors means that nothing can be used.
+func parseEndpoints(path string, data []byte) ([]fleet.EndpointSpec, []error) {
+	if len(bytes.TrimSpace(data)) == 0 { // such as a file that is being written
+		return nil, []error{fmt.Errorf("%s: is empty: write endpoints: [] for none", path)}
+	}
+	entries, problems := config.ParseEndpoints(data, path)
+	var errs []error
+	for _, p := range problems {
+		if p.Severity >= config.Skipped {
+			errs = append(errs, errors.New(p.String()))
+		}
+	}
+	if config.Failed(problems) {
+		return nil, errs
+	}
+	return specs(entries), errs
+}
+
+// readEndpoints reads a file of endpoints; an error means that nothing in it can be used.
+func readEndpoints(path string) ([]fleet.EndpointSpec, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	list, errs := parseEndpoints(path, data)
+	if len(list) == 0 && len(errs) > 0 {
+		return nil, errors.Join(errs...)
+	}
+	return list, nil
 }
 
 // apply puts a configuration into force. On an error nothing has changed.
@@ -166,9 +210,23 @@ func (s *site) apply(cfg *config.Config) error {
 		next[id], lanes[id] = l, l.Lane
 		pools = append(pools, fleet.PoolSpec{ID: id, Selector: p.Selector, H2C: p.H2C, Picker: p.PickerRef, Objectives: p.Objectives})
 	}
-	files := map[string]bool{}
+	files, found, unread := map[string]bool{}, map[string][]fleet.EndpointSpec{}, map[string]bool{}
 	for _, path := range discoveries(cfg) {
-		files[path] = true // told by whoever follows the file
+		files[path] = true
+		list, err := readEndpoints(path)
+		switch {
+		case err == nil:
+			found[path] = list
+		case s.sources[path]: // whoever follows the file tells of it, and what it said stays
+		case s.lanes != nil:
+			return err
+		default: // at the start: it may still come
+			s.log.Error("endpoints file", slog.Any("error", err))
+			unread[path] = true
+		}
+	}
+	for path, list := range found {
+		s.store.SetEndpoints(file.Source(path), list)
 	}
 	for _, f := range cfg.Endpoints {
 		files[f.File] = true
@@ -179,7 +237,7 @@ func (s *site) apply(cfg *config.Config) error {
 			s.store.SetEndpoints(file.Source(old), nil)
 		}
 	}
-	s.sources, s.lanes = files, next
+	s.sources, s.lanes, s.unread = files, next, unread
 	s.gw.SetLanes(lanes)
 	s.store.SetPools(pools)
 	return nil
@@ -191,22 +249,24 @@ func specs(entries []config.EndpointEntry) []fleet.EndpointSpec {
 	for _, e := range entries {
 		out = append(out, fleet.EndpointSpec{
 			ID:      fleet.ID{Namespace: e.Namespace, Name: e.Name},
-			Address: net.JoinHostPort(e.Address, strconv.Itoa(e.Port)),
+			Address: e.HostPort(),
 			Labels:  e.Labels,
+			// Entries that name no namespace are of "default"; in files they suit any pool.
+			Anywhere: e.Namespace == "default",
 		})
 	}
 	return out
 }
 
-// discoveries are the endpoint files that pickers name and that were not read as manifests.
+// discoveries are the endpoint files that the pools' pickers name and that were not read as manifests.
 func discoveries(cfg *config.Config) []string {
 	read := map[string]bool{}
 	for _, f := range cfg.Endpoints {
 		read[f.File] = true
 	}
 	var out []string
-	for _, p := range cfg.Pickers {
-		if d := p.DiscoveryFile; d != nil && !read[d.Path] {
+	for _, p := range cfg.Pools {
+		if d := p.Picker.DiscoveryFile; d != nil && !read[d.Path] {
 			read[d.Path] = true
 			out = append(out, d.Path)
 		}

@@ -38,6 +38,8 @@ func dev(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return misused("unexpected argument %q", fs.Arg(0))
 	case *engines < 1 || *engines > 256:
 		return misused("--engines %d: want 1 to 256", *engines)
+	case s.http == "":
+		return misused("--listen: want an address, such as localhost:8080")
 	case *rate < 0:
 		return misused("--load %g: must not be below 0", *rate)
 	}

@@ -49,6 +49,7 @@ func (e exitError) Error() string { return fmt.Sprintf("exit status %d", int(e))
 func Main(args []string, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends it at once
 	return run(ctx, args, stdout, stderr)
 }
 

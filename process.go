@@ -3,6 +3,7 @@
 package penstock
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -14,7 +15,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -43,7 +43,6 @@ type settings struct {
 	verbosity                      int
 	showEndpoint                   bool // dev: say who served
 	trustLoopback                  bool // dev: the proxy heeds control headers from this machine
-	lenient                        bool // the proxy forwards unknown models where there is one pool
 	quiet                          bool // no access lines
 }
 
@@ -56,8 +55,6 @@ type process struct {
 	doors  struct{ proxy, extproc gateway.Door }
 	reload func() (*config.Config, []config.Problem) // nil when nothing is to be reloaded
 	files  []string                                  // watched for reload
-	ready  func() error
-	told   atomic.Bool // an endpoint file was read
 	// started is told when the addresses are open; nil for nobody.
 	started func(*listeners)
 }
@@ -80,7 +77,7 @@ func newProcess(cfg *config.Config, s settings, log io.Writer) (*process, error)
 	})
 	p.obs.Watch(p.gw.Open, p.memory.Held)
 	report(p.log, cfg.Warnings)
-	p.doors.proxy.Name, p.doors.proxy.Strict = "proxy", !s.lenient
+	p.doors.proxy.Name, p.doors.proxy.Strict = "proxy", true
 	p.doors.extproc.Name = "extproc"
 	p.setTrust(cfg.Penstock.Trust)
 	return p, p.apply(cfg)
@@ -105,8 +102,11 @@ func (p *process) run(ctx context.Context, cfg *config.Config) error {
 	}
 	behind, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
-	doors, doorsCtx := errgroup.WithContext(ctx)
+	open, shut := context.WithCancel(ctx)
+	defer shut()
+	doors, doorsCtx := errgroup.WithContext(open)
 	rest, restCtx := errgroup.WithContext(behind)
+	context.AfterFunc(restCtx, shut) // a source that fails ends the doors, too
 	rest.Go(func() error { return p.obs.Run(restCtx) })
 	rest.Go(func() error {
 		return scrape.Run(restCtx, p.store, scrape.Options{Interval: p.interval, Failed: p.obs.PollFailed, Extracted: p.obs.ExtractFailed})
@@ -127,7 +127,6 @@ func (p *process) run(ctx context.Context, cfg *config.Config) error {
 		p.log.Info("leaving: open requests may finish", slog.Duration("drain", p.drain), slog.Int64("open", p.gw.Open()))
 		return nil
 	})
-	// A source that fails ends the doors, too.
 	rest.Go(func() error {
 		err := doors.Wait()
 		end()
@@ -144,7 +143,7 @@ func (p *process) openDoors(ctx context.Context, g *errgroup.Group, l *listeners
 	limits := cfg.Penstock.Limits
 	if l.http != nil {
 		door := proxy.New(p.gw, proxy.Options{
-			Door: &p.doors.proxy, Log: p.log, Drain: p.drain, ShowEndpoint: p.showEndpoint,
+			Door: &p.doors.proxy, Log: p.log, Drain: cmp.Or(p.drain, -1), ShowEndpoint: p.showEndpoint,
 			BodyTimeout: time.Duration(limits.BodyTimeout), MaxHeaderBytes: int(limits.MaxHeaderBytes),
 		})
 		g.Go(func() error { return door.Run(ctx, l.http) })
@@ -163,10 +162,7 @@ func (p *process) notReady() error {
 	if p.gw.Draining() {
 		return errors.New("shutting down")
 	}
-	if p.ready != nil {
-		return p.ready()
-	}
-	return nil
+	return p.ready()
 }
 
 // follow watches what may change: the manifests, and the endpoint files that pickers name.
@@ -216,18 +212,13 @@ func (p *process) discoverAll(ctx context.Context, cfg *config.Config) (*errgrou
 // discover follows one endpoint file.
 func (p *process) discover(ctx context.Context, path string) error {
 	return file.Endpoints(ctx, p.store, path, func(data []byte) ([]fleet.EndpointSpec, []error) {
-		entries, problems := config.ParseEndpoints(data, path)
-		var errs []error
-		for _, pr := range problems {
-			if pr.Severity >= config.Skipped {
-				errs = append(errs, errors.New(pr.String()))
-			}
+		list, errs := parseEndpoints(path, data)
+		if len(list) > 0 || len(errs) == 0 {
+			p.mu.Lock()
+			delete(p.unread, path)
+			p.mu.Unlock()
 		}
-		if config.Failed(problems) {
-			return nil, errs
-		}
-		p.told.Store(true)
-		return specs(entries), errs
+		return list, errs
 	}, p.log)
 }
 

@@ -5,11 +5,11 @@ package penstock
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -55,6 +55,7 @@ func serve(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err := parse(fs, args); err != nil {
 		return err
 	}
+	s.secure = s.secure || s.certPath != ""
 	paths = append(paths, fs.Args()...)
 	if len(paths) == 0 {
 		return misused("name the manifests to serve: -f FILE|DIR")
@@ -67,13 +68,16 @@ func serve(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 
 // serveFrom serves what manifests describe; started is told when the addresses are open.
 func serveFrom(ctx context.Context, paths []string, s settings, log io.Writer, started func(*listeners)) error {
-	load := func() (*config.Config, []config.Problem) { return config.Load(paths, options("")) }
+	load := func() (*config.Config, []config.Problem) {
+		cfg, problems := config.Load(paths, options(""))
+		if cfg != nil && len(cfg.Pools) == 0 {
+			return nil, append(problems, config.Problem{Severity: config.Error, File: strings.Join(paths, ", "), Text: "no InferencePool: nothing to serve"})
+		}
+		return cfg, problems
+	}
 	cfg, err := loaded(load())
 	if err != nil {
 		return err
-	}
-	if len(cfg.Pools) == 0 {
-		return errors.New("no InferencePool among the manifests: nothing to serve")
 	}
 	listeners := cfg.Penstock.Listeners
 	for _, a := range []struct {
@@ -134,18 +138,12 @@ func epp(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	picker := cfg.PickerFor(*namespace, *pool+"-epp")
 	if picker.DiscoveryFile == nil {
-		return fmt.Errorf("the configuration has no endpoints: file-discovery is the way to name them here (plugins: - {type: file-discovery, parameters: {path: …}}, dataLayer: {discovery: {pluginRef: file-discovery}})")
+		return fmt.Errorf("the configuration has no endpoints: file-discovery is the way to name them here (plugins: - {type: file-discovery, parameters: {path: …}}, dataLayer: {discovery: {endpoints: {pluginRef: file-discovery}}})")
 	}
 	cfg.Pools = []*config.Pool{{Namespace: *namespace, Name: *pool, Picker: picker}}
 	p, err := newProcess(cfg, s, stderr)
 	if err != nil {
 		return err
-	}
-	p.ready = func() error {
-		if !p.told.Load() {
-			return errors.New("endpoints are not known yet")
-		}
-		return nil
 	}
 	return p.run(ctx, cfg)
 }

@@ -170,7 +170,7 @@ func hostOf(s string) (string, error) {
 		bare = s[1 : len(s)-1]
 	}
 	if a, err := netip.ParseAddr(bare); err == nil && (bare == s || a.Is6()) {
-		return bare, nil
+		return a.Unmap().String(), nil // one spelling, whatever the operator's
 	}
 	last := bare[strings.LastIndex(strings.TrimSuffix(bare, "."), ".")+1:]
 	if bare != s || len(s) > 253 || !hostName.MatchString(s) || digits.MatchString(strings.TrimSuffix(last, ".")) {

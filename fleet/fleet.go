@@ -99,16 +99,6 @@ type Pool struct {
 	Picker string
 }
 
-// Endpoint returns the pool's endpoint at the address host:port, or nil.
-func (p *Pool) Endpoint(address string) *Endpoint {
-	for _, e := range p.Endpoints {
-		if e.Address == address {
-			return e
-		}
-	}
-	return nil
-}
-
 // Snapshot is all we were told, at one moment. Pools are sorted by ID.
 type Snapshot struct {
 	Pools []*Pool

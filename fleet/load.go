@@ -15,6 +15,7 @@ type Load struct {
 	requests atomic.Int64
 	tokens   atomic.Int64
 	sent     atomic.Int64
+	ended    atomic.Bool
 	failed   atomic.Int64 // unix nanoseconds of the last failed connection, 0 for none
 }
 
@@ -26,6 +27,9 @@ func (l *Load) Tokens() int64 { return l.tokens.Load() }
 
 // Sent counts all requests ever dispatched to this incarnation.
 func (l *Load) Sent() int64 { return l.sent.Load() }
+
+// Ended reports whether the incarnation is over; its slot may be another's.
+func (l *Load) Ended() bool { return l.ended.Load() }
 
 // Unseen counts requests in flight that a reading taken when seen were sent cannot show.
 func (l *Load) Unseen(seen int64) int64 {

@@ -33,6 +33,8 @@ type EndpointSpec struct {
 	Address string // host:port, IPv6 in brackets
 	Scrape  string // host:port of the metrics page; empty for Address
 	Labels  map[string]string
+	// Anywhere lets pools of any namespace have it: its source named none.
+	Anywhere bool
 }
 
 // Store holds what the sources told and publishes it as snapshots.
@@ -172,6 +174,7 @@ func (s *Store) rebuild() {
 	var gone []*Load
 	for id, t := range s.alive {
 		if w, ok := want[id]; !ok || w.Address != t.spec.Address {
+			t.load.ended.Store(true)
 			gone = append(gone, t.load)
 			delete(s.alive, id)
 		}
@@ -214,7 +217,7 @@ func (s *Store) arrange() {
 	s.members = make([][]int, len(s.pools))
 	for p, pool := range s.pools {
 		for i, t := range s.order {
-			if selects(pool.Selector, t.spec.Labels, len(s.pools)) {
+			if belongs(&pool, &t.spec, len(s.pools)) {
 				s.members[p] = append(s.members[p], i)
 			}
 		}
@@ -244,14 +247,17 @@ func (s *Store) publish() {
 	s.current.Store(snap)
 }
 
-// selects holds the selector against the labels. An endpoint without labels belongs to
-// the only pool there is.
-func selects(selector, labels map[string]string, pools int) bool {
-	if len(labels) == 0 && pools == 1 {
+// belongs holds a pool's selector against an endpoint's labels, in the pool's own namespace. An
+// endpoint without labels belongs to the only pool there is.
+func belongs(p *PoolSpec, e *EndpointSpec, pools int) bool {
+	if e.Namespace != p.Namespace && !e.Anywhere {
+		return false
+	}
+	if len(e.Labels) == 0 && pools == 1 {
 		return true
 	}
-	for k, v := range selector {
-		if labels[k] != v {
+	for k, v := range p.Selector {
+		if have, ok := e.Labels[k]; !ok || have != v {
 			return false
 		}
 	}

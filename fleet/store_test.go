@@ -417,3 +417,25 @@ func BenchmarkPublish(b *testing.B) {
 		})
 	}
 }
+
+// A pool's selector reaches no further than its namespace, unless a source named none.
+func TestPoolsKeepToTheirNamespace(t *testing.T) {
+	s := NewStore()
+	app := map[string]string{"app": "vllm"}
+	s.SetPools([]PoolSpec{{ID: ID{"team-a", "p"}, Selector: app}, {ID: ID{"team-b", "p"}, Selector: map[string]string{"app": "vllm", "tier": ""}}})
+	s.SetEndpoints("x", []EndpointSpec{
+		{ID: ID{"team-a", "a"}, Address: "10.0.0.1:1", Labels: app},
+		{ID: ID{"team-b", "b"}, Address: "10.0.0.2:1", Labels: map[string]string{"app": "vllm", "tier": ""}},
+		{ID: ID{"team-b", "c"}, Address: "10.0.0.3:1", Labels: app}, // lacks a label whose value is empty
+		{ID: ID{"default", "d"}, Address: "10.0.0.4:1", Labels: app, Anywhere: true},
+	})
+	for pool, want := range map[string]string{"team-a": "d a", "team-b": "b"} {
+		var got []string
+		for _, e := range s.Load().Pool(ID{pool, "p"}).Endpoints {
+			got = append(got, e.Name)
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("%s has %v, want %s", pool, got, want)
+		}
+	}
+}

@@ -47,6 +47,7 @@ type Exchange struct {
 	facts    *request.Facts
 
 	lane    *Lane
+	cycle   *sched.Cycle // of the decision, kept until an endpoint answers
 	running observe.Running
 	order   []*fleet.Endpoint // the pick and its fallbacks, best first
 	at      int               // the current one
@@ -177,7 +178,7 @@ func (x *Exchange) Place(ctx context.Context) (*Placement, *Refusal) {
 	facts := x.facts
 	x.out.Stream = facts.Stream
 	snap := x.g.Store.Load()
-	pool, unknown := route.Pool(snap, route.Ask{Model: facts.Model, Strict: x.door.Strict})
+	pool, unknown := route.Pool(snap, route.Ask{Model: facts.Model, Strict: x.door.Strict && x.api != request.Unknown})
 	if pool != nil {
 		x.out.Pool = pool.ID.String()
 	}
@@ -192,7 +193,7 @@ func (x *Exchange) Place(ctx context.Context) (*Placement, *Refusal) {
 		return nil, noEndpoints()
 	}
 	c := x.g.cycles.Get().(*sched.Cycle)
-	defer x.g.putCycle(c)
+	x.cycle = c
 	c.Now, c.Stale, c.Model, c.Salt = bodyEnd, x.g.Stale, facts.Model, facts.Salt
 	x.candidates(c, pool, facts.Model)
 	if len(c.Candidates) == 0 {
@@ -364,23 +365,40 @@ func (x *Exchange) placement(pool *fleet.Pool) *Placement {
 	}
 	x.head.Headers.Names(func(name string) bool {
 		switch {
-		case outputHeader(name), name == x.proof:
-			p.Remove = append(p.Remove, name)
-		case !x.trusted && controlHeader(name):
-			p.Remove = append(p.Remove, name)
+		case !x.Drops(name):
+			return true
+		case name != x.proof:
+			x.g.Observer.Dropped(x.door.Name)
 			x.g.sayIgnored(x.door, name)
 		}
+		p.Remove = append(p.Remove, name)
 		return true
 	})
 	return p
 }
 
-// sayIgnored says once for each header that it was ignored, and what would change that.
+// Drops reports whether a header or trailer of that lower-case name must not travel on: only we may
+// set it, it holds a secret, or it steers us and its caller is not trusted.
+func (x *Exchange) Drops(name string) bool {
+	return outputHeader(name) || name == x.proof || !x.trusted && controlHeader(name)
+}
+
+// sayIgnored says once for each kind of header that it was ignored, and what would change that. Callers
+// choose the names, so that what is remembered is the kind.
 func (g *Gateway) sayIgnored(door *Door, name string) {
-	if _, said := g.ignored.LoadOrStore(door.Name+" "+name, true); !said {
-		g.Log.Warn("control header from an untrusted caller ignored", slog.String("header", name), slog.String("door", door.Name),
-			slog.String("to change", "name the caller's network in spec.trust.cidrs, or a shared secret in spec.trust.header, of a Penstock document"))
+	kind := controlKind(name)
+	if name = name[:min(len(name), 100)]; named[name] || outputs[name] {
+		kind = name
 	}
+	if _, said := g.ignored.LoadOrStore(door.Name+" "+kind, true); said {
+		return
+	}
+	if outputHeader(name) {
+		g.Log.Warn("a caller's header that only the gateway may set was dropped", slog.String("header", name), slog.String("door", door.Name))
+		return
+	}
+	g.Log.Warn("control header from an untrusted caller ignored", slog.String("header", name), slog.String("door", door.Name),
+		slog.String("to change", "name the caller's network in spec.trust.cidrs, or a shared secret in spec.trust.header, of a Penstock document"))
 }
 
 // Next gives up the current endpoint, which failed before a byte of its answer, and moves the
@@ -389,7 +407,12 @@ func (x *Exchange) Next() *fleet.Endpoint {
 	if x.order == nil || x.ended {
 		return nil
 	}
-	x.order[x.at].Load.Fail(time.Now())
+	now, failed := time.Now(), x.order[x.at]
+	if !failed.Load.Failing(now, Cooldown) { // said once an outage or so, not once a request
+		x.g.Log.Warn("an endpoint failed before it answered; others are tried, and it is passed over for a moment",
+			slog.String("endpoint", failed.ID.String()), slog.String("address", failed.Address), slog.String("id", x.out.ID))
+	}
+	failed.Load.Fail(now)
 	x.hold.Release()
 	if x.at+1 >= len(x.order) {
 		return nil
@@ -397,9 +420,18 @@ func (x *Exchange) Next() *fleet.Endpoint {
 	x.at++
 	x.out.Retries++
 	e := x.order[x.at]
+	x.move(e)
+	return e
+}
+
+// move gives the request's share to another endpoint, which also has its prompt from now on.
+func (x *Exchange) move(e *fleet.Endpoint) {
+	x.hold.Release()
 	x.hold = e.Load.Take(int64(x.out.EstimatedTokens))
 	x.name(e)
-	return e
+	if x.cycle != nil {
+		x.lane.Profile.Placed(x.cycle, e)
+	}
 }
 
 // Unavailable is the answer when no endpoint could be reached.
@@ -412,9 +444,8 @@ func (x *Exchange) Served(address string) {
 	}
 	for i, e := range x.order {
 		if e.Address == address {
-			x.hold.Release()
-			x.at, x.hold = i, e.Load.Take(int64(x.out.EstimatedTokens))
-			x.name(e)
+			x.at = i
+			x.move(e)
 			return
 		}
 	}
@@ -428,6 +459,9 @@ func (x *Exchange) Answer(status int, h Headers) {
 	x.release()
 	if x.order != nil {
 		x.order[x.at].Load.Heal()
+	}
+	if e := h.Get("content-encoding"); e != "" && e != "identity" {
+		return // passed on as it is; what it says is not ours to read
 	}
 	x.sse = strings.HasPrefix(strings.ToLower(h.Get("content-type")), "text/event-stream")
 	x.out.Stream = x.out.Stream || x.sse
@@ -494,12 +528,16 @@ func (x *Exchange) End(end observe.End) {
 	x.g.open.Add(-1)
 }
 
-// release lets the bodies go; again does nothing.
+// release lets the bodies and the decision go; again does nothing.
 func (x *Exchange) release() {
 	if x.decoded != nil {
 		x.decoded.Release()
 	}
 	x.body.Release()
+	if x.cycle != nil {
+		x.g.putCycle(x.cycle)
+		x.cycle = nil
+	}
 }
 
 func (g *Gateway) newCycle() *sched.Cycle {
@@ -511,7 +549,7 @@ func (g *Gateway) newCycle() *sched.Cycle {
 }
 
 func (g *Gateway) putCycle(c *sched.Cycle) {
-	clear(c.Candidates)
+	clear(c.Candidates[:cap(c.Candidates)]) // no old snapshot is kept alive
 	c.Prompt = nil
 	g.cycles.Put(c)
 }

@@ -337,6 +337,76 @@ func TestNextMovesTheReservation(t *testing.T) {
 	}
 }
 
+// Whoever serves in the end has the prompt: the next turn follows it there.
+func TestAffinityFollowsAFallback(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 3, slog.LevelInfo)
+		text := strings.Repeat("word ", 500)
+		x, p, _ := r.place(t, nil, chat(text))
+		first, second := p.Destination, x.Next().Address
+		x.Answer(200, headers{})
+		x.End(observe.Complete)
+		time.Sleep(2 * Cooldown) // the first is tried again
+		served := map[string]bool{}
+		for turn := range 6 {
+			x, p, _ = r.place(t, nil, chat(text+strings.Repeat("!", turn)))
+			served[p.Destination] = true
+			x.End(observe.Complete)
+		}
+		if !served[second] && !served[first] {
+			t.Errorf("went to %v, want those that were given the prompt: %s or %s", served, first, second)
+		}
+		if x.out.PredictedCached == 0 {
+			t.Error("nobody is known to hold the prompt")
+		}
+	})
+}
+
+// An endpoint that left while a request was placed on it leaves nothing behind for the next in its slot.
+func TestSlotOfOneThatLeftIsClean(t *testing.T) {
+	r := newRig(t, 1, slog.LevelInfo)
+	text := strings.Repeat("word ", 500)
+	x, p, _ := r.place(t, nil, chat(text))
+	r.Store.SetEndpoints("test", nil)
+	r.Lanes()[p.Pool.ID].Profile.Placed(x.cycle, p.Endpoint) // as if it came after the departure
+	x.End(observe.Broken)
+	r.Store.SetEndpoints("test", []fleet.EndpointSpec{{ID: fleet.ID{Namespace: "default", Name: "new"}, Address: "10.0.0.9:8000"}})
+	x, _, _ = r.place(t, nil, chat(text))
+	if x.out.PredictedCached != 0 {
+		t.Errorf("a new endpoint is said to hold %d tokens", x.out.PredictedCached)
+	}
+	x.End(observe.Complete)
+}
+
+// What a caller may not say in a header it may not say in a trailer, and made-up names cost no memory.
+func TestDroppedNames(t *testing.T) {
+	r := newRig(t, 1, slog.LevelInfo)
+	r.door.SetTrust(Trust{Header: "x-proof", Secret: "s"})
+	for i := range 1000 {
+		x, p, _ := r.place(t, headers{fmt.Sprint("x-llm-d-", i): "1"}, chat("x"))
+		if len(p.Remove) != 1 || !x.Drops("x-prefiller-host-port") || !x.Drops("x-proof") || !x.Drops("x-slo-ttft-ms") || x.Drops("x-checksum") {
+			t.Fatalf("removes %v", p.Remove)
+		}
+		x.End(observe.Complete)
+	}
+	if n := strings.Count(r.log.String(), "untrusted caller"); n != 1 {
+		t.Errorf("a thousand names of one kind made %d lines", n)
+	}
+}
+
+// An answer that we cannot read is no broken one.
+func TestEncodedAnswer(t *testing.T) {
+	r := newRig(t, 1, slog.LevelInfo)
+	x, _, _ := r.place(t, nil, chat("x"))
+	x.Answer(200, headers{"content-type": "text/event-stream", "content-encoding": "gzip"})
+	x.Pass([]byte("\x1f\x8b"))
+	x.End(observe.Complete)
+	_ = r.Observer.Flush()
+	if !strings.Contains(r.access.String(), `"end":"complete"`) {
+		t.Error(r.access.String())
+	}
+}
+
 // What is known to be too long is refused before a byte of it is read; an answer that began needs no body.
 func TestBodyIsRefusedEarlyAndLetGoEarly(t *testing.T) {
 	r := newRig(t, 1, slog.LevelInfo)
@@ -451,7 +521,7 @@ func TestRefusalForms(t *testing.T) {
 	if got, want := string(r.JSON(request.Chat)), `{"error":{"message":"the model \"a\\\"b\" does not exist; GET /v1/models lists those that do","type":"invalid_request_error","param":"model","code":"model_not_found"}}`; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
-	if got := string(r.JSON(request.Messages)); !strings.HasPrefix(got, `{"error":{"message":`) || !strings.HasSuffix(got, `"type":"error"}`) {
+	if got := string(r.JSON(request.Messages)); !strings.HasPrefix(got, `{"error":{"message":`) || !strings.Contains(got, `"type":"not_found_error"`) || !strings.HasSuffix(got, `"type":"error"}`) {
 		t.Errorf("got %s", got)
 	}
 	var err error = noEndpoints()

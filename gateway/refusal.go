@@ -20,7 +20,6 @@ const DroppedReason = "x-llm-d-request-dropped-reason"
 // The error types of the OpenAI error object.
 const (
 	invalidRequest = "invalid_request_error"
-	notFound       = "not_found_error"
 	overloaded     = "overloaded_error"
 	serverError    = "server_error"
 )
@@ -56,7 +55,7 @@ func (r *Refusal) JSON(api request.API) []byte {
 	}
 	var v any
 	if api.Anthropic() {
-		v = map[string]any{"type": "error", "error": map[string]string{"type": r.Type, "message": r.Message}}
+		v = map[string]any{"type": "error", "error": map[string]string{"type": r.anthropic(), "message": r.Message}}
 	} else {
 		v = map[string]any{"error": object{r.Message, r.Type, optional(r.Param), optional(r.Code)}}
 	}
@@ -65,6 +64,24 @@ func (r *Refusal) JSON(api request.API) []byte {
 		panic(err)
 	}
 	return b
+}
+
+// anthropic is Anthropic's error type for the status.
+func (r *Refusal) anthropic() string {
+	switch r.Status {
+	case http.StatusNotFound:
+		return "not_found_error"
+	case http.StatusRequestEntityTooLarge:
+		return "request_too_large"
+	case http.StatusTooManyRequests:
+		return "rate_limit_error"
+	case http.StatusServiceUnavailable:
+		return overloaded
+	}
+	if r.Status >= 500 {
+		return "api_error"
+	}
+	return invalidRequest
 }
 
 // Headers are the answer's headers beside its length.

@@ -64,6 +64,21 @@ func controlHeader(name string) bool {
 		strings.HasPrefix(name, "x-slo-") || strings.HasPrefix(name, "x-penstock-") || name == "epp-profile"
 }
 
+// named are the control headers that mean something today.
+var named = map[string]bool{
+	tenantHeader[0]: true, tenantHeader[1]: true, objectiveHeader[0]: true, objectiveHeader[1]: true,
+}
+
+// controlKind is the family of a control header's name.
+func controlKind(name string) string {
+	for _, kind := range []string{"x-llm-d-", "x-gateway-", "x-slo-", "x-penstock-"} {
+		if strings.HasPrefix(name, kind) {
+			return kind
+		}
+	}
+	return name
+}
+
 // either reads a control header by its canonical name, or else by its old one.
 func either(h Headers, names [2]string) string {
 	if v := h.Get(names[0]); v != "" {

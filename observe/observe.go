@@ -52,6 +52,7 @@ type Observer struct {
 	schedule, request, answer prometheus.Histogram
 	plugins                   *prometheus.HistogramVec
 	pollErrors, extractErrors *prometheus.CounterVec
+	droppedHeaders            *prometheus.CounterVec
 	open, buffered            atomic.Pointer[func() int64]
 
 	mu     sync.Mutex
@@ -95,6 +96,8 @@ func (o *Observer) register(opt Options) {
 		Help: "Polls of endpoints that failed."}, []string{"source_type"})
 	o.extractErrors = prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "datalayer_extract_errors_total",
 		Help: "Polls whose answer lacked what was looked for, or had a value that cannot be."}, []string{"source_type", "extractor_type"})
+	o.droppedHeaders = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "penstock_control_headers_dropped_total",
+		Help: "Headers of callers that only we may set, or that need trust, and were dropped."}, []string{"door"})
 	info := prometheus.NewGauge(prometheus.GaugeOpts{Name: prefix + "info", Help: "This build.",
 		ConstLabels: prometheus.Labels{"commit": opt.Commit, "build_ref": opt.Build}})
 	info.Set(1)
@@ -110,7 +113,7 @@ func (o *Observer) register(opt Options) {
 		return float64(o.access.dropped.Load())
 	})
 	o.registry.MustRegister(&o.table, &o.attempts, &pools{o: o}, o.schedule, o.request, o.answer, o.plugins, o.pollErrors,
-		o.extractErrors, info, ends, dropped, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+		o.extractErrors, o.droppedHeaders, info, ends, dropped, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 }
 
 // served reports whether some endpoint serves the model.
@@ -204,6 +207,9 @@ func (o *Observer) ExtractFailed(source, extractor string, load *fleet.Load, cau
 	o.extractErrors.WithLabelValues(source, extractor).Inc()
 	o.because(source, load, cause)
 }
+
+// Dropped counts a caller's control header that was dropped at a door.
+func (o *Observer) Dropped(door string) { o.droppedHeaders.WithLabelValues(door).Inc() }
 
 func (o *Observer) because(source string, load *fleet.Load, cause string) {
 	if load == nil || source != "metrics-data-source" {

@@ -381,7 +381,7 @@ func TestPoolMetrics(t *testing.T) {
 func TestOddNamesOfPoolsAndEndpoints(t *testing.T) {
 	s := fleet.NewStore()
 	s.SetPools([]fleet.PoolSpec{{ID: fleet.ID{Namespace: "\xff", Name: "p\n\"\xfe"}}})
-	s.SetEndpoints("test", []fleet.EndpointSpec{{ID: fleet.ID{Namespace: "\x00", Name: "\xff\n"}, Address: "1:1"}})
+	s.SetEndpoints("test", []fleet.EndpointSpec{{ID: fleet.ID{Namespace: "\x00", Name: "\xff\n"}, Address: "1:1", Anywhere: true}})
 	if got := lines(page(t, New(Options{Store: s}))["penstock_endpoint_stale"]); got != "cause=never-read,endpoint=_/__,pool=_/p___ 1" {
 		t.Errorf("got %q", got)
 	}

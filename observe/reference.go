@@ -33,7 +33,7 @@ func (o *Observer) Metrics() []Metric {
 }
 
 // A description tells its parts only as text.
-var descText = regexp.MustCompile(`^Desc\{fqName: ("(?:[^"\\]|\\.)*"), help: ("(?:[^"\\]|\\.)*"), constLabels: \{(.*)\}, variableLabels: \{(.*)\}\}$`)
+var descText = regexp.MustCompile(`^Desc\{fqName: ("(?:[^"\\]|\\.)*"), help: ("(?:[^"\\]|\\.)*")(?:, unit: "[^"]*")?, constLabels: \{(.*)\}, variableLabels: \{(.*)\}\}$`)
 
 func described(d *prometheus.Desc) Metric {
 	m := descText.FindStringSubmatch(d.String())

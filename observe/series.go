@@ -20,7 +20,7 @@ const (
 	// A model that some endpoint serves is never folded.
 	MaxValues = 1000
 	// MaxSets bounds the distinct sets of labels. Beyond it new sets lose their tenant, then their model.
-	MaxSets = 2000
+	MaxSets = 500
 	// MaxLabel bounds one value, in bytes; longer ones are cut.
 	MaxLabel = 128
 	// Other stands for what was not admitted.

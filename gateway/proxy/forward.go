@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -213,7 +214,9 @@ func (c *call) appendHead(b []byte, ep *fleet.Endpoint, length int64) []byte {
 	case len(r.Trailer) > 0:
 		b = append(b, "transfer-encoding: chunked\r\n"...)
 		for name := range r.Trailer {
-			b = appendField(b, "trailer", name)
+			if !c.x.Drops(strings.ToLower(name)) {
+				b = appendField(b, "trailer", name)
+			}
 		}
 	case length > 0 || r.ContentLength != 0 || r.Method == http.MethodPost || r.Method == http.MethodPut || r.Method == http.MethodPatch:
 		b = append(b, "content-length: "...)
@@ -229,6 +232,9 @@ func (c *call) appendTrailers(n int64) []byte {
 		b = append(b, "\r\n0\r\n"...)
 	}
 	for name, values := range c.r.Trailer {
+		if c.x.Drops(strings.ToLower(name)) {
+			continue
+		}
 		for _, v := range values {
 			b = appendField(b, name, v)
 		}
@@ -279,6 +285,9 @@ func (c *call) relay(ep *fleet.Endpoint, status int, src source) {
 	}
 	if c.s.ShowEndpoint {
 		h["X-Penstock-Endpoint"] = []string{ep.Address}
+	}
+	if h["Content-Type"] == nil {
+		h["Content-Type"] = nil // none, instead of net/http's guess
 	}
 	c.w.WriteHeader(status)
 	c.started = true

@@ -85,6 +85,7 @@ type exchange interface {
 	Expect(n int64) *gateway.Refusal
 	Read(r io.Reader) (*gateway.Refusal, error)
 	Place(ctx context.Context) (*gateway.Placement, *gateway.Refusal)
+	Drops(name string) bool
 	Next() *fleet.Endpoint
 	Unavailable() *gateway.Refusal
 	Answer(status int, h gateway.Headers)

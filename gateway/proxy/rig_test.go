@@ -78,6 +78,8 @@ func (x *told) ID() string          { return "id-1" }
 func (x *told) API() request.API    { return request.APIOf(x.head.Path) }
 func (x *told) Body() *request.Body { return x.body }
 
+func (x *told) Drops(name string) bool { return name == gateway.Destination }
+
 func (x *told) Expect(n int64) *gateway.Refusal {
 	x.body.Expect(n)
 	return nil

@@ -76,7 +76,11 @@ func (p *ApproxPrefixCacheProducer) Produce(c *sched.Cycle) {
 
 // Placed implements [sched.Producer].
 func (p *ApproxPrefixCacheProducer) Placed(c *sched.Cycle, chosen *fleet.Endpoint) {
-	p.cache(c).Add(c.Hasher.Keys, chosen.Load.Slot)
+	x := p.cache(c)
+	x.Add(c.Hasher.Keys, chosen.Load.Slot)
+	if chosen.Load.Ended() { // it left meanwhile, and Gone may have come first: the slot must be clean for another
+		x.Clear(chosen.Load.Slot)
+	}
 }
 
 // Gone implements [sched.Producer].

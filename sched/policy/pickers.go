@@ -49,9 +49,9 @@ func (*WeightedRandomPicker) Pick(c *sched.Cycle) {
 	shuffle(c)
 	key := c.Keys()
 	for i, t := range c.Total {
-		key[i] = 0
+		key[i] = math.Inf(-1)
 		if t > 0 {
-			key[i] = math.Pow(c.Rand.Float64(), 1/t)
+			key[i] = math.Log(c.Rand.Float64()) / t // the logarithm of U^(1/t), which small totals would make 0
 		}
 	}
 	byKey(c.Order, key)
