@@ -35,8 +35,9 @@ var rooms = map[string][]string{
 	"sched/policy":    {"fleet", "kvcache", "plugin", "sched"},
 	"observe":         {"fleet"},
 	"gateway":         {"fleet", "flow", "observe", "request", "route", "sched", "kvcache"}, // only it knows the order of the stages
-	"gateway/extproc": {"gateway", "observe", "request"},
+	"gateway/extproc": {"gateway", "gateway/wire", "observe", "request"},
 	"gateway/proxy":   {"fleet", "gateway", "observe", "request"}, // it dials fleet's endpoints
+	"gateway/wire":    {},                                         // a transport: it knows of streams and bytes, not of what they mean
 	"sim/engine":      {},
 	"sim/vllm":        {"sim/engine"},
 	"sim/load":        {},
@@ -58,7 +59,7 @@ var owners = map[string][]string{
 	"github.com/cespare/xxhash":     {"kvcache", "request", "sim/engine", "sim/vllm"},
 	"github.com/google/uuid":        {"gateway"},
 	"github.com/spf13/pflag":        {"", "sim/vllm"},
-	"golang.org/x/net/http2":        {"gateway/proxy"},
+	"golang.org/x/net/http2":        {"gateway/proxy", "gateway/wire"}, // wire: frame numbers and HPACK
 }
 
 // misnamed are packages whose name is not the end of their path; only they may be given another.

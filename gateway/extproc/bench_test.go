@@ -150,10 +150,10 @@ func BenchmarkDecode(b *testing.B) {
 			var m message
 			b.ReportAllocs()
 			for b.Loop() {
-				if err := (codec{}).Unmarshal(data, &m); err != nil {
+				m.reset()
+				if err := m.decode(data); err != nil {
 					b.Fatal(err)
 				}
-				m.free()
 			}
 		})
 	}

@@ -12,19 +12,19 @@ import (
 	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
 	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
-	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 
 	"github.com/penstock-project/penstock/gateway"
+	"github.com/penstock-project/penstock/gateway/wire"
 )
 
-// cut splits b into buffers of n bytes, with an empty one in between.
-func cut(b []byte, n int) mem.BufferSlice {
-	s := mem.BufferSlice{}
+// cut splits b into pieces of n bytes, with an empty one in between.
+func cut(b []byte, n int) []wire.Piece {
+	var s []wire.Piece
 	for len(b) > 0 {
 		k := min(n, len(b))
-		s = append(s, mem.SliceBuffer(b[:k]), mem.SliceBuffer(nil))
+		s = append(s, wire.Piece{P: b[:k]}, wire.Piece{})
 		b = b[k:]
 	}
 	return s
@@ -67,12 +67,9 @@ func agree(t *testing.T, m *message, p *extprocv3.ProcessingRequest) {
 	}
 	var got []byte
 	for i := range m.body {
-		if e := &m.body[i]; !bytes.Equal(e.view(0, len(e.p)).ReadOnlyData(), e.p) {
-			t.Fatal("a piece does not lie where it says")
-		}
-		got = append(got, m.body[i].p...)
+		got = append(got, m.body[i].P...)
 	}
-	if !bytes.Equal(got, body) || m.size() != len(body) {
+	if !bytes.Equal(got, body) || sizeOf(m.body) != len(body) {
 		t.Fatalf("body %q, want %q", got, body)
 	}
 	if c := p.ProtocolConfig; (c != nil) != m.hasProtocol || mode(c.GetRequestBodyMode()) != m.requestMode || mode(c.GetResponseBodyMode()) != m.responseMode {
@@ -138,10 +135,18 @@ func TestDecode(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, n := range []int{1, 2, 3, 100, 16 << 10, len(b) + 1} {
+		for _, n := range []int{1, 2, 3, 7, 100, 16 << 10, len(b) + 1} {
 			var m message
 			if err := m.decode(cut(b, n)); err != nil {
 				t.Fatalf("%v: %v", p, err)
+			}
+			agree(t, &m, p)
+		}
+		// Two pieces, at every border there may be.
+		for i := 0; i < len(b) && i < 1000; i++ {
+			var m message
+			if err := m.decode([]wire.Piece{{P: b[:i]}, {P: b[i:]}}); err != nil {
+				t.Fatalf("%v at %d: %v", p, i, err)
 			}
 			agree(t, &m, p)
 		}
@@ -186,10 +191,18 @@ func FuzzDecode(f *testing.F) {
 func decoded(t *testing.T, r reply) *extprocv3.ProcessingResponse {
 	t.Helper()
 	var p extprocv3.ProcessingResponse
-	if err := proto.Unmarshal(r.data.Materialize(), &p); err != nil {
+	if err := proto.Unmarshal(joined(r.data), &p); err != nil {
 		t.Fatal(err)
 	}
 	return &p
+}
+
+func joined(pieces []wire.Piece) []byte {
+	var b []byte
+	for _, p := range pieces {
+		b = append(b, p.P...)
+	}
+	return b
 }
 
 func wantEqual(t *testing.T, got, want proto.Message) {
@@ -256,12 +269,12 @@ func TestEncodeBody(t *testing.T) {
 		for _, n := range []int{0, 1, 100, 127, 128, 1000, 16_384, maxPiece - 1, maxPiece, maxPiece + 1, 3*maxPiece + 5} {
 			for _, end := range []bool{false, true} {
 				var sent []reply
-				w := bodyWriter{field: field, send: func(r reply) error { sent = append(sent, r); return nil }}
+				w := bodyWriter{field: field, send: func(r reply) error { sent = append(sent, encoded(joined(r.data))); return nil }}
 				body := text(n)
-				if err := w.view(&piece{buf: mem.SliceBuffer(append([]byte("xy"), body[:n/2]...)), off: 2, p: body[:n/2]}, 0, n/2); err != nil {
+				if err := w.view(wire.Piece{P: body[:n/2]}); err != nil {
 					t.Fatal(err)
 				}
-				if err := w.copied(body[n/2:], new(pool)); err != nil {
+				if err := w.copied(body[n/2:]); err != nil {
 					t.Fatal(err)
 				}
 				if err := w.flush(end); err != nil {
@@ -275,7 +288,7 @@ func TestEncodeBody(t *testing.T) {
 					t.Errorf("%d bytes went in %d messages", n, len(sent))
 				}
 				if n <= inline {
-					wantEqual(t, decoded(t, inlined(field, []piece{{p: body[:n/3]}, {p: body[n/3:]}}, n, end)), streamedReply(field, body, end))
+					wantEqual(t, decoded(t, inlined(field, []wire.Piece{{P: body[:n/3]}, {P: body[n/3:]}}, n, end)), streamedReply(field, body, end))
 				}
 			}
 		}
@@ -291,17 +304,15 @@ func TestAllocations(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	data := mem.BufferSlice{mem.SliceBuffer(b)}
+	data := []wire.Piece{{P: b}}
 	var m message
-	c := codec{}
 	if n := testing.AllocsPerRun(100, func() {
-		_ = c.Unmarshal(data, &m)
-		m.free()
+		m.reset()
+		_ = m.decode(data)
 	}); n != 0 {
 		t.Errorf("%v allocations to decode a piece", n)
 	}
-	_ = c.Unmarshal(data, &m)
-	if n := testing.AllocsPerRun(100, func() { _ = inlined(replyResponseBody, m.body, m.size(), false) }); n > 2 {
+	if n := testing.AllocsPerRun(100, func() { _ = inlined(replyResponseBody, m.body, sizeOf(m.body), false) }); n > 2 {
 		t.Errorf("%v allocations to answer a piece", n)
 	}
 }

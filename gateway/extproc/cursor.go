@@ -5,41 +5,48 @@ package extproc
 import (
 	"errors"
 
-	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/penstock-project/penstock/gateway/wire"
 )
 
 var errMalformed = errors.New("malformed protobuf")
 
-// cursor reads the protobuf wire format out of the buffers that gRPC received, where values
+// cursor reads the protobuf wire format out of the pieces of a received message, where values
 // may lie across the border of two. Whatever is asked for beyond the end is malformed.
 type cursor struct {
-	bufs mem.BufferSlice
-	at   int    // the current buffer
-	off  int    // offset of p in it
+	data []wire.Piece
+	at   int    // the current piece
 	p    []byte // what is left of it
 	left int    // what is left of all
 }
 
-func newCursor(bufs mem.BufferSlice) cursor {
-	c := cursor{bufs: bufs, left: bufs.Len()}
-	if len(bufs) > 0 {
-		c.p = bufs[0].ReadOnlyData()
+func newCursor(data []wire.Piece) cursor {
+	c := cursor{data: data, left: sizeOf(data)}
+	if len(data) > 0 {
+		c.p = data[0].P
 	}
 	return c
+}
+
+func sizeOf(data []wire.Piece) int {
+	n := 0
+	for i := range data {
+		n += len(data[i].P)
+	}
+	return n
 }
 
 // fill makes p non-empty; it must not be called at the end.
 func (c *cursor) fill() {
 	for len(c.p) == 0 {
 		c.at++
-		c.off, c.p = 0, c.bufs[c.at].ReadOnlyData()
+		c.p = c.data[c.at].P
 	}
 }
 
 func (c *cursor) advance(n int) {
 	c.p = c.p[n:]
-	c.off += n
 	c.left -= n
 }
 
@@ -119,12 +126,12 @@ func (c *cursor) bytes(n int) []byte {
 	return b
 }
 
-// pieces reads n bytes, which must be there, as they lie in the buffers.
-func (c *cursor) pieces(to []piece, n int) []piece {
+// pieces reads n bytes, which must be there, as they lie in the message. It takes no references.
+func (c *cursor) pieces(to []wire.Piece, n int) []wire.Piece {
 	for n > 0 {
 		c.fill()
 		k := min(n, len(c.p))
-		to = append(to, piece{buf: c.bufs[c.at], off: c.off, p: c.p[:k:k]})
+		to = append(to, wire.Piece{P: c.p[:k:k], Buffer: c.data[c.at].Buffer})
 		c.advance(k)
 		n -= k
 	}
@@ -161,13 +168,3 @@ func (c *cursor) other(num protowire.Number, typ protowire.Type) error {
 	c.skip(n)
 	return nil
 }
-
-// piece is a part of a received buffer.
-type piece struct {
-	buf mem.Buffer
-	off int // of p in buf
-	p   []byte
-}
-
-// view takes a reference to the part of the piece from from to to.
-func (e *piece) view(from, to int) mem.Buffer { return e.buf.Slice(e.off+from, e.off+to) }

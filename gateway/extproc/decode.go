@@ -6,8 +6,9 @@ import (
 	"slices"
 	"strings"
 
-	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/penstock-project/penstock/gateway/wire"
 )
 
 // kind is what a ProcessingRequest tells of: its field's number in the oneof.
@@ -54,9 +55,9 @@ const (
 // message is a ProcessingRequest, as far as we read it.
 type message struct {
 	kind      kind
-	end       bool    // end_of_stream
-	headers   headers // of headers
-	body      []piece // of a body; valid until free
+	end       bool         // end_of_stream
+	headers   headers      // of headers
+	body      []wire.Piece // of a body; valid as long as what was decoded
 	subset    []string
 	hasSubset bool
 	served    string
@@ -64,37 +65,18 @@ type message struct {
 	hasProtocol               bool
 	requestMode, responseMode mode
 	observing                 bool
-
-	held mem.BufferSlice // what body lies in
-	err  error           // why it could not be read
 }
 
-// reset prepares for another message; what was held must have been freed.
+// reset prepares for another message.
 func (m *message) reset() {
 	clear(m.headers)
 	clear(m.body)
 	*m = message{headers: m.headers[:0], body: m.body[:0]}
 }
 
-// free gives the buffers back.
-func (m *message) free() {
-	m.held.Free()
-	clear(m.body)
-	m.held, m.body = nil, m.body[:0]
-}
-
-// size is the length of the body.
-func (m *message) size() int {
-	n := 0
-	for i := range m.body {
-		n += len(m.body[i].p)
-	}
-	return n
-}
-
-// decode reads data into an empty message. It keeps a reference to data if the body lies there. What
-// it does not know it skips, and it is lenient about what Envoy would not send.
-func (m *message) decode(data mem.BufferSlice) error {
+// decode reads data into an empty message, whose body lies there and is not copied. What it does
+// not know it skips, and it is lenient about what Envoy would not send.
+func (m *message) decode(data []wire.Piece) error {
 	c := newCursor(data)
 	for c.left > 0 {
 		num, typ, err := c.tag()
@@ -121,10 +103,6 @@ func (m *message) decode(data mem.BufferSlice) error {
 				return err
 			}
 		}
-	}
-	if len(m.body) > 0 {
-		data.Ref()
-		m.held = data
 	}
 	return nil
 }

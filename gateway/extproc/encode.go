@@ -3,10 +3,10 @@
 package extproc
 
 import (
-	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/penstock-project/penstock/gateway"
+	"github.com/penstock-project/penstock/gateway/wire"
 )
 
 // maxPiece is the most body bytes that one message may carry: Envoy's limit of 64 KiB for a
@@ -25,8 +25,8 @@ const (
 	replyMetadata         = 8
 )
 
-// reply is an encoded ProcessingResponse.
-type reply struct{ data mem.BufferSlice }
+// reply is an encoded ProcessingResponse. Who sends it gives its references away.
+type reply struct{ data []wire.Piece }
 
 // Replies that say "go on, nothing to change".
 var (
@@ -42,18 +42,8 @@ func plain(field protowire.Number) reply {
 	return encoded(appendBytes(nil, field, ""))
 }
 
-// whole is a message in one buffer, allocated at once.
-type whole struct {
-	list [1]mem.Buffer
-	data mem.SliceBuffer
-}
-
 // encoded makes b, which must not change any more, a reply.
-func encoded(b []byte) reply {
-	w := &whole{data: b}
-	w.list[0] = &w.data
-	return reply{w.list[:]}
-}
+func encoded(b []byte) reply { return reply{[]wire.Piece{{P: b}}} }
 
 // appendBytes appends a field of bytes, a string or a whole message.
 func appendBytes[T string | []byte](b []byte, field protowire.Number, v T) []byte {
@@ -189,58 +179,41 @@ const inline = 1 << 10
 const headRoom = 40
 
 // inlined makes a body reply of pieces that are short altogether.
-func inlined(field protowire.Number, pieces []piece, n int, end bool) reply {
+func inlined(field protowire.Number, pieces []wire.Piece, n int, end bool) reply {
 	b := bodyHead(make([]byte, 0, n+headRoom), field, n, end)
 	for i := range pieces {
-		b = append(b, pieces[i].p...)
+		b = append(b, pieces[i].P...)
 	}
 	return encoded(b)
 }
 
-// split is a message whose body lies in buffers of somebody else, as many as the list holds
-// before it grows: 62,000 bytes lie in five frames of 16 KiB at most.
-type split struct {
-	list [6]mem.Buffer
-	head mem.SliceBuffer
-	room [headRoom]byte
-}
-
-// bodyWriter cuts a body into messages of at most maxPiece bytes.
+// bodyWriter cuts a body into messages of at most maxPiece bytes. The list of one is used again
+// for the next: who sends it must not keep it.
 type bodyWriter struct {
 	field protowire.Number
 	send  func(reply) error
-	list  mem.BufferSlice // of the message in the making; the first is its head
-	now   *split
-	n     int // body bytes in it
+	list  []wire.Piece // of the message in the making; the first is its head
+	open  bool         // there is one
+	n     int          // body bytes in it
 }
 
-// view adds the bytes from from to to of a piece, without copying them.
-func (w *bodyWriter) view(e *piece, from, to int) error {
-	for from < to {
-		k, err := w.room(to - from)
+// view adds a piece without copying it, and takes references of its own.
+func (w *bodyWriter) view(p wire.Piece) error {
+	for len(p.P) > 0 {
+		k, err := w.room(len(p.P))
 		if err != nil {
 			return err
 		}
-		w.list = append(w.list, e.view(from, from+k))
+		p.Ref()
+		w.list = append(w.list, wire.Piece{P: p.P[:k:k], Buffer: p.Buffer})
 		w.n += k
-		from += k
+		p.P = p.P[k:]
 	}
 	return nil
 }
 
 // copied adds a copy of p.
-func (w *bodyWriter) copied(p []byte, pool mem.BufferPool) error {
-	for len(p) > 0 {
-		k, err := w.room(len(p))
-		if err != nil {
-			return err
-		}
-		w.list = append(w.list, mem.Copy(p[:k], pool))
-		w.n += k
-		p = p[k:]
-	}
-	return nil
-}
+func (w *bodyWriter) copied(p []byte) error { return w.view(wire.Piece{P: append([]byte(nil), p...)}) }
 
 // room tells how many of want bytes go into the current message, which is sent when it is full.
 func (w *bodyWriter) room(want int) (int, error) {
@@ -249,30 +222,32 @@ func (w *bodyWriter) room(want int) (int, error) {
 			return 0, err
 		}
 	}
-	if w.now == nil {
-		w.now = new(split)
-		w.list = w.now.list[:1]
-	}
+	w.begin()
 	return min(want, maxPiece-w.n), nil
+}
+
+func (w *bodyWriter) begin() {
+	if !w.open {
+		w.open = true
+		w.list = append(w.list[:0], wire.Piece{})
+	}
 }
 
 // flush sends what there is, also if it is nothing.
 func (w *bodyWriter) flush(end bool) error {
-	if w.now == nil {
-		w.now = new(split)
-		w.list = w.now.list[:1]
-	}
-	w.now.head = bodyHead(w.now.room[:0], w.field, w.n, end)
-	w.list[0] = &w.now.head
-	r := reply{w.list}
-	w.list, w.now, w.n = nil, nil, 0
-	return w.send(r)
+	w.begin()
+	w.list[0].P = bodyHead(make([]byte, 0, headRoom), w.field, w.n, end)
+	w.open, w.n = false, 0
+	return w.send(reply{w.list})
 }
 
 // drop gives back what was not sent.
 func (w *bodyWriter) drop() {
-	if w.now != nil {
-		w.list[1:].Free()
-		w.list, w.now, w.n = nil, nil, 0
+	if w.open {
+		for _, p := range w.list[1:] {
+			p.Free()
+		}
+		w.open, w.n = false, 0
 	}
+	clear(w.list[:cap(w.list)])
 }

@@ -3,6 +3,7 @@
 package extproc
 
 import (
+	"bytes"
 	"context"
 	"net"
 	"strings"
@@ -56,7 +57,7 @@ func TestClientLeaves(t *testing.T) {
 				c := r.open()
 				p.play(c)
 				<-r.began
-				if r.cut = how == "reset"; r.cut {
+				if how == "reset" {
 					c.cancel()
 				} else {
 					c.stream.CloseSend()
@@ -86,7 +87,7 @@ func TestClientLeavesTheQueue(t *testing.T) {
 			c := r.open()
 			c.send(reqHeadersMsg(false), reqBodyMsg(text(2000), true))
 			<-waiting
-			if r.cut = how == "reset"; r.cut {
+			if how == "reset" {
 				c.cancel()
 			} else {
 				c.stream.CloseSend()
@@ -133,6 +134,105 @@ func TestMessageDuringTheWait(t *testing.T) {
 	if x := r.wantEnd(observe.Complete); x.status != 504 {
 		t.Errorf("status %d", x.status)
 	}
+}
+
+// A request that waits, and the work on a long body, hold up no other stream of their connection.
+func TestNobodyElseWaits(t *testing.T) {
+	for _, size := range []int{2000, 300_000} {
+		f := newFake(0)
+		waiting, turn := make(chan struct{}), make(chan struct{})
+		f.place = func(ctx context.Context, x *fakeExchange) (*gateway.Placement, *gateway.Refusal) {
+			if x.head.Method == "POST" {
+				if size < longBody {
+					ctx.Done()
+				}
+				close(waiting)
+				<-turn
+			}
+			return &gateway.Placement{Destination: "10.0.0.1:8000"}, nil
+		}
+		r := newRig(t, f, Options{})
+		slow := r.open()
+		slow.send(reqHeadersMsg(false), reqBodyMsg(text(size), true))
+		<-waiting
+		for range 3 {
+			c := r.open()
+			c.send(reqHeadersMsg(true, ":method", "GET", ":path", "/v1/models"))
+			c.recv()
+			c.finish()
+			r.wantEnd(observe.ClientLeft)
+		}
+		close(turn)
+		slow.recv()
+		if got := slow.body(reqBody, -1); !bytes.Equal(got, text(size)) {
+			t.Errorf("%d bytes, or they differ", len(got))
+		}
+		slow.cancel()
+		r.wantEnd(observe.ClientLeft)
+	}
+}
+
+// A broken plugin is contained on whatever goroutine it breaks.
+func TestPanicAfterTheWait(t *testing.T) {
+	f := newFake(0)
+	f.place = func(ctx context.Context, _ *fakeExchange) (*gateway.Placement, *gateway.Refusal) {
+		ctx.Done()
+		panic("broken plugin")
+	}
+	r := newRig(t, f, Options{})
+	for range 3 {
+		c := r.open()
+		c.send(reqHeadersMsg(false), reqBodyMsg(text(100_000), true))
+		if _, err := c.stream.Recv(); status.Code(err) != codes.Internal {
+			t.Errorf("got %v", err)
+		}
+		r.wantEnd(observe.Broken)
+	}
+}
+
+// A message over the limit breaks the exchange off, and says so.
+func TestMessageOverTheLimit(t *testing.T) {
+	r := newRig(t, newFake(1000), Options{})
+	c := r.open()
+	c.send(reqHeadersMsg(false))
+	<-r.began
+	s, err := r.conn.NewStream(t.Context(), &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, "/"+Service+"/Process", grpc.ForceCodecV2(bytesCodec{}), grpc.MaxCallSendMsgSize(1<<30))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.SendMsg(encodeAll(t, reqHeadersMsg(false))[0]); err != nil {
+		t.Fatal(err)
+	}
+	_ = s.SendMsg(make([]byte, 1000+messageRoom+1)) // may notice
+	if err := s.RecvMsg(nil); status.Code(err) != codes.ResourceExhausted {
+		t.Errorf("got %v", err)
+	}
+	if x := r.wantEnd(observe.Broken); x.failed == nil {
+		t.Error("nothing says why")
+	}
+	c.finish()
+	r.wantEnd(observe.ClientLeft)
+}
+
+// A proxy that does not read keeps its own body in our account, and nobody else's.
+func TestUnsentBodyIsAccounted(t *testing.T) {
+	r := newRig(t, newFake(0), Options{})
+	c := r.open()
+	const size = 4 << 20 // more than the client lets us send ahead
+	c.send(reqHeadersMsg(false), reqBodyMsg(text(size), true))
+	c.recv()
+	if n := r.memory.Held(); n < size {
+		t.Errorf("%d bytes are held", n)
+	}
+	if got := c.body(reqBody, -1); len(got) != size {
+		t.Errorf("%d bytes", len(got))
+	}
+	answer(c, 200, nil, 1)
+	if n := r.memory.Held(); n != 0 {
+		t.Errorf("%d bytes are held while the answer runs", n)
+	}
+	c.finish()
+	r.wantEnd(observe.Complete)
 }
 
 // bytesCodec sends what it is given.

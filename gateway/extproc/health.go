@@ -9,6 +9,9 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/penstock-project/penstock/gateway/wire"
 )
 
 // liveness is the health service that speaks of the process alone; all others are readiness.
@@ -40,27 +43,35 @@ func (h *health) Check(_ context.Context, r *grpc_health_v1.HealthCheckRequest) 
 
 // List implements grpc_health_v1.HealthServer.
 func (h *health) List(context.Context, *grpc_health_v1.HealthListRequest) (*grpc_health_v1.HealthListResponse, error) {
+	return h.list(), nil
+}
+
+func (h *health) list() *grpc_health_v1.HealthListResponse {
 	r := &grpc_health_v1.HealthListResponse{Statuses: map[string]*grpc_health_v1.HealthCheckResponse{}}
 	for _, service := range []string{"", liveness, "readiness", Service} {
 		r.Statuses[service] = h.status(service)
 	}
-	return r, nil
+	return r
 }
 
 // Watch implements grpc_health_v1.HealthServer.
 func (h *health) Watch(r *grpc_health_v1.HealthCheckRequest, stream grpc_health_v1.Health_WatchServer) error {
+	return h.watch(r, stream.Context().Done(), stream.Send)
+}
+
+func (h *health) watch(r *grpc_health_v1.HealthCheckRequest, done <-chan struct{}, send func(*grpc_health_v1.HealthCheckResponse) error) error {
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
 	last := grpc_health_v1.HealthCheckResponse_UNKNOWN
 	for {
 		if now := h.status(r.GetService()); now.Status != last {
-			if err := stream.Send(now); err != nil {
+			if err := send(now); err != nil {
 				return err
 			}
 			last = now.Status
 		}
 		select {
-		case <-stream.Context().Done():
+		case <-done:
 			return nil
 		case <-tick.C:
 		}
@@ -72,5 +83,63 @@ func (h *health) Watch(r *grpc_health_v1.HealthCheckRequest, stream grpc_health_
 func RunHealth(ctx context.Context, lis net.Listener, ready func() bool) error {
 	g := grpc.NewServer()
 	grpc_health_v1.RegisterHealthServer(g, &health{ready: ready})
-	return serve(ctx, g, lis, 0)
+	failed := make(chan error, 1)
+	go func() { failed <- g.Serve(lis) }()
+	select {
+	case err := <-failed:
+		return err
+	case <-ctx.Done():
+	}
+	g.Stop()
+	return <-failed
+}
+
+// healthCall is a call of the health service on the port of the door. It implements wire.Receiver.
+type healthCall struct {
+	*health
+	method string
+}
+
+// Message implements wire.Receiver.
+func (c *healthCall) Message(s *wire.Stream, m *wire.Message) {
+	var b []byte
+	for _, p := range m.Pieces {
+		b = append(b, p.P...)
+	}
+	r := &grpc_health_v1.HealthCheckRequest{} // does for List too, whose request has no fields
+	if err := proto.Unmarshal(b, r); err != nil {
+		s.Finish(&wire.Status{Code: wire.InvalidArgument, Message: "malformed request"})
+		return
+	}
+	var err error
+	switch c.method {
+	case "Check":
+		err = sendProto(s, c.status(r.GetService()))
+	case "List":
+		err = sendProto(s, c.list())
+	case "Watch":
+		s.Detach()
+		err = c.watch(r, s.Done(), func(r *grpc_health_v1.HealthCheckResponse) error { return sendProto(s, r) })
+	}
+	if err != nil {
+		s.Finish(&wire.Status{Code: wire.Internal, Message: "internal error"})
+		return
+	}
+	s.Finish(nil)
+}
+
+// HalfClose implements wire.Receiver: it came before a message.
+func (c *healthCall) HalfClose(s *wire.Stream) {
+	s.Finish(&wire.Status{Code: wire.InvalidArgument, Message: "no request"})
+}
+
+// Closed implements wire.Receiver.
+func (c *healthCall) Closed(*wire.Stream, error) {}
+
+func sendProto(s *wire.Stream, m proto.Message) error {
+	b, err := proto.Marshal(m)
+	if err != nil {
+		return err
+	}
+	return s.Send(wire.Piece{P: b})
 }

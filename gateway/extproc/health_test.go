@@ -11,8 +11,10 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 )
 
@@ -106,4 +108,40 @@ func TestHealthWatch(t *testing.T) {
 		}
 		cancel()
 	})
+}
+
+// The door's port has all of the health service, and nothing that it was not asked to have.
+func TestHealthCallsOnTheDoor(t *testing.T) {
+	r := newRig(t, newFake(0), Options{HealthChecking: true})
+	c := grpc_health_v1.NewHealthClient(r.conn)
+	list, err := c.List(t.Context(), &grpc_health_v1.HealthListRequest{})
+	if err != nil || len(list.GetStatuses()) != 4 || list.GetStatuses()[Service].Status != serving {
+		t.Errorf("list is %v, %v", list, err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	w, err := c.Watch(ctx, &grpc_health_v1.HealthCheckRequest{Service: "readiness"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h, err := w.Recv(); err != nil || h.Status != serving {
+		t.Errorf("watched %v, %v", h, err)
+	}
+	// A watcher holds nobody up.
+	call := r.open()
+	call.send(reqHeadersMsg(true))
+	call.recv()
+	call.finish()
+	r.outcome()
+	cancel()
+	if _, err := w.Recv(); status.Code(err) != codes.Canceled {
+		t.Errorf("got %v", err)
+	}
+	if err := r.conn.Invoke(t.Context(), "/grpc.health.v1.Health/Other", &grpc_health_v1.HealthCheckRequest{}, &grpc_health_v1.HealthCheckResponse{}); status.Code(err) != codes.Unimplemented {
+		t.Errorf("got %v", err)
+	}
+	off := newRig(t, newFake(0), Options{})
+	if _, err := grpc_health_v1.NewHealthClient(off.conn).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{}); status.Code(err) != codes.Unimplemented {
+		t.Errorf("got %v", err)
+	}
 }

@@ -5,7 +5,8 @@
 // It is the door for proxies that speak Envoy's external processing, and implements the
 // Endpoint Picker Protocol: one gRPC stream for each HTTP request, bodies in
 // FULL_DUPLEX_STREAMED mode. What happens to a request is the gateway's business; this
-// package reads and writes the messages, by hand and without copying bodies.
+// package reads and writes the messages, by hand and without copying bodies; gateway/wire is the
+// transport below it.
 package extproc
 
 import (
@@ -14,19 +15,12 @@ import (
 	"log/slog"
 	"math"
 	"net"
+	"strings"
 	"sync"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/encoding"
-	_ "google.golang.org/grpc/encoding/gzip" // accepted from proxies that compress
-	"google.golang.org/grpc/experimental"
-	"google.golang.org/grpc/health/grpc_health_v1"
-	"google.golang.org/grpc/keepalive"
-	"google.golang.org/grpc/mem"
-
 	"github.com/penstock-project/penstock/gateway"
+	"github.com/penstock-project/penstock/gateway/wire"
 )
 
 // Service is the full name of the gRPC service.
@@ -55,8 +49,10 @@ type Server struct {
 	draining func() bool
 	maxBody  int64
 	log      *slog.Logger
-	pool     mem.BufferPool
 	sessions sync.Pool
+
+	transport *wire.Server // of Run
+	poison    bool         // for tests
 }
 
 // New makes a door to g.
@@ -67,7 +63,7 @@ func New(g *gateway.Gateway, opt Options) *Server {
 }
 
 func newServer(opt Options, begin func(gateway.Head) exchange) *Server {
-	s := &Server{opt: opt, begin: begin, draining: func() bool { return false }, log: opt.Log, pool: new(pool)}
+	s := &Server{opt: opt, begin: begin, draining: func() bool { return false }, log: opt.Log}
 	if s.log == nil {
 		s.log = slog.Default()
 	}
@@ -91,61 +87,37 @@ const (
 // it has at hand into one, so that a body over the limit must be read to be refused well.
 const messageRoom = 64 << 20
 
-func (s *Server) options() []grpc.ServerOption {
+// Run serves until ctx ends, and then until the open streams do or the drain time is over.
+func (s *Server) Run(ctx context.Context, lis net.Listener) error {
 	limit := int64(math.MaxInt32)
 	if s.maxBody > 0 {
 		limit = min(limit, s.maxBody+messageRoom)
 	}
-	opts := []grpc.ServerOption{
-		grpc.ForceServerCodecV2(codec{encoding.GetCodecV2("proto")}),
-		experimental.BufferPool(s.pool),
-		grpc.MaxRecvMsgSize(int(limit)),
-		grpc.MaxSendMsgSize(math.MaxInt32),
-		grpc.MaxConcurrentStreams(math.MaxUint32),
-		grpc.WaitForHandlers(true),
-		grpc.StaticStreamWindowSize(streamWindow),
-		grpc.StaticConnWindowSize(connectionWindow),
-		grpc.ReadBufferSize(64 << 10), // borrowed while there is something to read or write
-		grpc.WriteBufferSize(256 << 10),
-		// A proxy may ping as it likes; one that is gone without a word is noticed.
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 20 * time.Second}),
-	}
-	if s.opt.TLS != nil {
-		opts = append(opts, grpc.Creds(credentials.NewTLS(s.opt.TLS)))
-	}
-	return opts
+	s.transport = wire.New(wire.Options{
+		Handler: (*handler)(s), TLS: s.opt.TLS, Drain: s.opt.Drain, MaxMessage: int(limit),
+		StreamWindow: streamWindow, ConnWindow: connectionWindow, Log: s.log, Poison: s.poison,
+	})
+	return s.transport.Serve(ctx, lis)
 }
 
-// Run serves until ctx ends, and then until the open streams do or the drain time is over.
-func (s *Server) Run(ctx context.Context, lis net.Listener) error {
-	g := grpc.NewServer(s.options()...)
-	g.RegisterService(&grpc.ServiceDesc{
-		ServiceName: Service,
-		HandlerType: (*any)(nil),
-		Streams:     []grpc.StreamDesc{{StreamName: "Process", Handler: s.serve, ServerStreams: true, ClientStreams: true}},
-		Metadata:    "envoy/service/ext_proc/v3/external_processor.proto",
-	}, s)
-	if s.opt.HealthChecking {
-		grpc_health_v1.RegisterHealthServer(g, &health{ready: s.Ready})
-	}
-	return serve(ctx, g, lis, s.opt.Drain)
-}
+// handler is the server as its transport sees it.
+type handler Server
 
-// serve runs g until ctx ends, and gives its streams the drain time to end.
-func serve(ctx context.Context, g *grpc.Server, lis net.Listener, drain time.Duration) error {
-	failed := make(chan error, 1)
-	go func() { failed <- g.Serve(lis) }()
-	select {
-	case err := <-failed:
-		return err
-	case <-ctx.Done():
+const healthPath = "/grpc.health.v1.Health/"
+
+// Open implements wire.Handler.
+func (h *handler) Open(stream *wire.Stream, path string, _ func(string) string) (wire.Receiver, *wire.Status) {
+	s := (*Server)(h)
+	if path == "/"+Service+"/Process" {
+		ss := s.sessions.Get().(*session)
+		ss.server, ss.stream = s, stream
+		return ss, nil
 	}
-	if drain > 0 {
-		timer := time.AfterFunc(drain, g.Stop)
-		g.GracefulStop()
-		timer.Stop()
+	if method, ok := strings.CutPrefix(path, healthPath); ok && s.opt.HealthChecking {
+		switch method {
+		case "Check", "List", "Watch":
+			return &healthCall{&health{ready: s.Ready}, method}, nil
+		}
 	}
-	g.Stop()
-	return <-failed
+	return nil, &wire.Status{Code: wire.Unimplemented, Message: "unknown method " + path}
 }

@@ -5,7 +5,7 @@ package extproc
 import (
 	"context"
 	"errors"
-	"io"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -13,12 +13,8 @@ import (
 	"strconv"
 	"strings"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/peer"
-	"google.golang.org/grpc/status"
-
 	"github.com/penstock-project/penstock/gateway"
+	"github.com/penstock-project/penstock/gateway/wire"
 	"github.com/penstock-project/penstock/observe"
 	"github.com/penstock-project/penstock/request"
 )
@@ -48,124 +44,137 @@ var (
 	errDone = errors.New("answered")
 )
 
-// session is one stream, which is one HTTP request and its answer. All of it runs on the
-// goroutine of the stream, except for a receive while the request waits (see waiting).
+// longBody is the size from which on the work on a body is not to hold up the other streams of
+// its connection.
+const longBody = 64 << 10
+
+// session is one stream, which is one HTTP request and its answer. It implements
+// wire.Receiver, whose calls come one after the other.
 type session struct {
 	server *Server
-	stream grpc.ServerStream
+	stream *wire.Stream
 	msg    message
-	out    reply
 	x      exchange // nil before it began
 	ended  bool
 
-	headers                   headers // of the request, which x reads
-	attached                  []piece // of the request body, in order
+	headers                   headers      // of the request, which x reads
+	attached                  []wire.Piece // of the request body, in order; the references are its
 	requestMode, responseMode mode
 	bodyEnded                 bool // nothing more of the request is to come but trailers
 	placed                    bool
 
-	wait *waiting // of the request, once it is to be placed
+	wait *waiting      // of the request, once it is to be placed
+	kept *request.Body // of which the proxy has not taken all yet
 
 	change  mutation
 	scratch []byte
-}
-
-// serve is the handler of a stream.
-func (s *Server) serve(_ any, stream grpc.ServerStream) error {
-	ss := s.sessions.Get().(*session)
-	ss.server, ss.stream = s, stream
-	err := ss.run()
-	if ss.wait == nil || ss.wait.early == nil { // else a receive may still be under way
-		ss.reset()
-		s.sessions.Put(ss)
-	}
-	switch err {
-	case errDone, errLeft, io.EOF:
-		return nil
-	}
-	return err
+	list    []wire.Piece
 }
 
 // reset makes the session ready for another stream.
 func (s *session) reset() {
-	s.msg.free()
 	s.msg.reset()
 	clear(s.headers)
 	clear(s.attached)
 	clear(s.change.set)
 	clear(s.change.remove)
 	*s = session{
-		msg: s.msg, headers: s.headers[:0], attached: s.attached[:0], scratch: s.scratch[:0],
+		msg: s.msg, headers: s.headers[:0], attached: s.attached[:0], scratch: s.scratch[:0], list: s.list[:0],
 		change: mutation{set: s.change.set[:0], remove: s.change.remove[:0]},
 	}
 }
 
-// run serves the stream until it ends.
-func (s *session) run() (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			s.server.log.Error("panic in a stream", slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
-			s.end(observe.Broken)
-			err = status.Error(codes.Internal, "internal error")
-		}
-		s.end(observe.ClientLeft)
-	}()
-	for {
-		if err := s.receive(); err != nil {
-			s.closed(err)
-			return err
-		}
-		if err := s.step(); err != nil {
-			return err
-		}
+// Message implements wire.Receiver.
+func (s *session) Message(_ *wire.Stream, m *wire.Message) { s.after(s.message(m)) }
+
+// HalfClose implements wire.Receiver.
+func (s *session) HalfClose(*wire.Stream) { s.after(s.halfClosed()) }
+
+// Closed implements wire.Receiver.
+func (s *session) Closed(_ *wire.Stream, why error) { s.after(s.closed(why)) }
+
+// after ends the stream if err says so. It is the last that is done in a call.
+func (s *session) after(err error) {
+	if err == nil {
+		return
+	}
+	if e := s.left(); e != nil {
+		err = e
+	}
+	var status *wire.Status // errors of sending concern a stream that is gone
+	errors.As(err, &status)
+	s.stream.Finish(status)
+	server := s.server
+	s.reset()
+	server.sessions.Put(s)
+}
+
+// contain makes a panic an error.
+func (s *session) contain(err *error) {
+	if p := recover(); p != nil {
+		s.server.log.Error("panic in a stream", slog.Any("panic", p), slog.String("stack", string(debug.Stack())))
+		s.end(observe.Broken)
+		*err = &wire.Status{Code: wire.Internal, Message: "internal error"}
 	}
 }
 
-// receive reads the next message.
-func (s *session) receive() error {
-	if s.wait != nil && s.wait.early != nil {
-		err := <-s.wait.early
-		s.wait.early = nil
-		return err
+// left ends what nothing else has ended.
+func (s *session) left() (err error) {
+	defer s.contain(&err)
+	s.end(observe.ClientLeft)
+	return nil
+}
+
+// halfClosed decides what it means that the proxy has closed its side.
+func (s *session) halfClosed() (err error) {
+	defer s.contain(&err)
+	if s.placed && s.responseMode == noBody {
+		s.end(observe.Complete) // we were not to see the answer, or no more than its head
 	}
-	s.msg.free()
-	return s.stream.RecvMsg(&s.msg)
+	return errLeft
 }
 
 // closed decides what the end of the stream means.
-func (s *session) closed(err error) {
-	if err == io.EOF {
-		if s.placed && s.responseMode == noBody {
-			s.end(observe.Complete) // we were not to see the answer, or no more than its head
-		}
-		return
-	}
-	if status.Code(err) == codes.ResourceExhausted && s.x != nil {
-		s.x.Fail(err)
+func (s *session) closed(why error) (err error) {
+	defer s.contain(&err)
+	var status *wire.Status
+	if errors.As(why, &status) && status.Code == wire.ResourceExhausted && s.x != nil {
+		s.x.Fail(why)
 		s.end(observe.Broken)
 	}
+	return errLeft
 }
 
 // end ends the exchange, once.
 func (s *session) end(end observe.End) {
+	s.letGo()
 	if s.x != nil && !s.ended {
 		s.ended = true
 		s.x.End(end)
 	}
 }
 
-// send sends a reply.
-func (s *session) send(r reply) error {
-	s.out = r
-	return s.stream.SendMsg(&s.out)
+// letGo releases the body.
+func (s *session) letGo() {
+	if s.kept != nil {
+		s.kept.Release()
+		s.x.Body().Release()
+		s.kept = nil
+	}
 }
 
-// step handles one message.
-func (s *session) step() error {
+// send sends a reply.
+func (s *session) send(r reply) error { return s.stream.Send(r.data...) }
+
+// message handles one message.
+func (s *session) message(data *wire.Message) (err error) {
+	defer s.contain(&err)
 	m := &s.msg
+	m.reset()
+	if err := m.decode(data.Pieces); err != nil {
+		return s.unexpected("ProcessingRequest: " + err.Error())
+	}
 	switch {
-	case m.err != nil:
-		return status.Error(codes.InvalidArgument, "ProcessingRequest: "+m.err.Error())
 	case m.kind == none:
 		return nil // such as a window update
 	case s.x == nil:
@@ -190,7 +199,7 @@ func (s *session) step() error {
 }
 
 func (s *session) unexpected(what string) error {
-	return status.Error(codes.InvalidArgument, what)
+	return &wire.Status{Code: wire.InvalidArgument, Message: what}
 }
 
 // begin takes the request's headers.
@@ -207,13 +216,13 @@ func (s *session) begin() error {
 		s.requestMode, s.responseMode = m.requestMode, m.responseMode
 	}
 	if s.requestMode >= grpcMessages || s.responseMode >= grpcMessages {
-		return status.Errorf(codes.Unimplemented, "body mode %d is not supported: set request_body_mode and response_body_mode to FULL_DUPLEX_STREAMED",
-			max(s.requestMode, s.responseMode))
+		return &wire.Status{Code: wire.Unimplemented, Message: fmt.Sprintf(
+			"body mode %d is not supported: set request_body_mode and response_body_mode to FULL_DUPLEX_STREAMED", max(s.requestMode, s.responseMode))}
 	}
 	s.headers, m.headers = m.headers, s.headers
 	s.x = s.server.begin(gateway.Head{
 		Method: s.headers.Get(":method"), Path: s.headers.Get(":path"), Headers: &s.headers,
-		Peer: peerOf(s.stream.Context()), Subset: m.subset, HasSubset: m.hasSubset,
+		Peer: peerOf(s.stream), Subset: m.subset, HasSubset: m.hasSubset,
 	})
 	switch {
 	case m.end:
@@ -228,11 +237,9 @@ func (s *session) begin() error {
 }
 
 // peerOf is the address of the proxy.
-func peerOf(ctx context.Context) netip.Addr {
-	if p, ok := peer.FromContext(ctx); ok {
-		if a, ok := p.Addr.(*net.TCPAddr); ok {
-			return a.AddrPort().Addr()
-		}
+func peerOf(stream *wire.Stream) netip.Addr {
+	if a, ok := stream.RemoteAddr().(*net.TCPAddr); ok {
+		return a.AddrPort().Addr()
 	}
 	return netip.Addr{}
 }
@@ -248,11 +255,10 @@ func (s *session) requestBody() error {
 		return s.send(plainRequestBody)
 	}
 	for i := range m.body {
-		if r := s.take(&m.body[i]); r != nil {
+		if r := s.take(m.body[i]); r != nil {
 			return s.refuse(r)
 		}
 	}
-	m.free()
 	switch {
 	case s.requestMode != fullDuplex:
 		s.bodyEnded = true
@@ -264,15 +270,15 @@ func (s *session) requestBody() error {
 }
 
 // take gives a piece of the request's body to the exchange.
-func (s *session) take(e *piece) *gateway.Refusal {
-	if len(e.p) < worthAttaching {
-		return s.x.Write(e.p)
+func (s *session) take(p wire.Piece) *gateway.Refusal {
+	if len(p.P) < worthAttaching {
+		return s.x.Write(p.P)
 	}
-	e.buf.Ref()
-	if r := s.x.Attach(e.p, e.buf); r != nil {
+	p.Ref()
+	if r := s.x.Attach(p.P, p.Buffer); r != nil {
 		return r
 	}
-	s.attached = append(s.attached, *e)
+	s.attached = append(s.attached, p)
 	return nil
 }
 
@@ -299,12 +305,19 @@ const (
 	upToTrailers                // all, the trailers ending the request
 )
 
+// choose has the endpoint chosen.
+func (s *session) choose() (*gateway.Placement, *gateway.Refusal) {
+	if s.x.Body().Size() > longBody || s.headers.has("content-encoding") { // a short one may become long
+		s.stream.Detach()
+	}
+	s.wait = &waiting{stream: s.stream}
+	defer s.wait.stop()
+	return s.x.Place(s.wait)
+}
+
 // place has the endpoint chosen, and tells the proxy of it in the reply to its headers or body.
-// It does not read msg, which the next message may be received into meanwhile.
 func (s *session) place(to kind, how sending) error {
-	s.wait = &waiting{stream: s.stream, msg: &s.msg}
-	p, r := s.x.Place(s.wait)
-	s.wait.stop()
+	p, r := s.choose()
 	if r != nil {
 		return s.refuse(r)
 	}
@@ -331,11 +344,14 @@ func (s *session) place(to kind, how sending) error {
 			return err
 		}
 	}
-	// What was sent lives on in gRPC's hands; nothing else is needed of it while the answer runs.
+	// What was sent lives on in the transport's hands; nothing else is needed of it while the answer
+	// runs. What the proxy does not take yet goes on to count as memory of bodies.
 	clear(s.attached)
 	s.attached = s.attached[:0]
-	body.Release()
-	s.x.Body().Release()
+	s.kept = body
+	if s.stream.Unsent() == 0 {
+		s.letGo()
+	}
 	return nil
 }
 
@@ -367,49 +383,55 @@ func contains(list []string, name string) bool {
 // echo sends the body on. What it shares with the receive buffers, all of it if there was no edit, is not
 // copied.
 func (s *session) echo(body *request.Body, how sending) error {
-	w := bodyWriter{field: replyRequestBody, send: s.send}
-	defer w.drop()
+	w := s.writer(replyRequestBody)
+	defer s.written(&w)
 	next := 0
 	for p := range body.Chunks {
 		var err error
-		if i, from := s.find(p, next); i >= 0 {
+		if i := s.find(p, next); i >= 0 {
 			next = i
-			err = w.view(&s.attached[i], from, from+len(p))
+			err = w.view(wire.Piece{P: p, Buffer: s.attached[i].Buffer})
 		} else {
-			err = w.copied(p, s.server.pool)
+			err = w.copied(p)
 		}
 		if err != nil {
 			return err
 		}
 	}
-	if w.now == nil && how == upToTrailers {
+	if !w.open && how == upToTrailers {
 		return nil // an empty body
 	}
 	return w.flush(how == toTheEnd)
 }
 
-// find tells which attached piece p is the start or the end of, and where it begins there.
-func (s *session) find(p []byte, next int) (i, from int) {
-	for i = next; i < len(s.attached); i++ {
-		a := s.attached[i].p
-		switch n := len(a) - len(p); {
-		case n < 0:
-		case &a[0] == &p[0]:
-			return i, 0
-		case &a[len(a)-1] == &p[len(p)-1]:
-			return i, n
+func (s *session) writer(field kind) bodyWriter {
+	return bodyWriter{field: field, send: s.send, list: s.list}
+}
+
+// written takes the list of a writer back.
+func (s *session) written(w *bodyWriter) {
+	w.drop()
+	s.list = w.list[:0]
+}
+
+// find tells which attached piece p is the start or the end of.
+func (s *session) find(p []byte, next int) int {
+	for i := next; i < len(s.attached); i++ {
+		a := s.attached[i].P
+		if len(p) <= len(a) && (&a[0] == &p[0] || &a[len(a)-1] == &p[len(p)-1]) {
+			return i
 		}
 		if i > next {
 			break // chunks and pieces are in the same order, so that it is this one or the next
 		}
 	}
-	return -1, 0
+	return -1
 }
 
 // refuse answers the request ourselves.
 func (s *session) refuse(r *gateway.Refusal) error {
 	s.x.Refuse(r)
-	if s.stream.Context().Err() != nil || s.wait != nil && s.wait.gone() {
+	if s.stream.Err() != nil || s.wait != nil && s.wait.gone() {
 		s.end(observe.ClientLeft)
 		return errLeft
 	}
@@ -428,6 +450,7 @@ func (s *session) refuse(r *gateway.Refusal) error {
 // responseHeaders takes the head of the answer, be it an endpoint's or the proxy's own.
 func (s *session) responseHeaders() error {
 	m := &s.msg
+	s.letGo()
 	if !s.ended {
 		s.x.Served(m.served)
 		code, _ := strconv.Atoi(m.headers.Get(":status"))
@@ -446,7 +469,7 @@ func (s *session) responseHeaders() error {
 func (s *session) responseBody() error {
 	m := &s.msg
 	for i := 0; i < len(m.body) && !s.ended; i++ {
-		s.x.Pass(m.body[i].p)
+		s.x.Pass(m.body[i].P)
 	}
 	err := s.echoAnswer()
 	if err == nil && m.end {
@@ -460,13 +483,13 @@ func (s *session) echoAnswer() error {
 	if s.responseMode != fullDuplex {
 		return s.send(plainResponseBody)
 	}
-	if n := m.size(); n <= inline {
+	if n := sizeOf(m.body); n <= inline {
 		return s.send(inlined(replyResponseBody, m.body, n, m.end))
 	}
-	w := bodyWriter{field: replyResponseBody, send: s.send}
-	defer w.drop()
+	w := s.writer(replyResponseBody)
+	defer s.written(&w)
 	for i := range m.body {
-		if err := w.view(&m.body[i], 0, len(m.body[i].p)); err != nil {
+		if err := w.view(m.body[i]); err != nil {
 			return err
 		}
 	}

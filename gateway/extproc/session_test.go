@@ -196,7 +196,6 @@ func TestEdits(t *testing.T) {
 	if got := c.body(reqBody, -1); !bytes.Equal(got, bytes.ToUpper(body)) {
 		t.Error("not the edited body")
 	}
-	r.cut = true
 	c.cancel()
 	if x := r.wantEnd(observe.ClientLeft); x.cookie != "a, b" {
 		t.Errorf("cookie is %q", x.cookie)
@@ -278,7 +277,6 @@ func TestTooLarge(t *testing.T) {
 			ok.finish()
 			r.outcome()
 
-			r.cut = true
 			c := r.open()
 			c.send(reqHeadersMsg(false))
 			go func() {

@@ -7,51 +7,38 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/grpc"
+	"github.com/penstock-project/penstock/gateway/wire"
 )
 
-// waiting is the context of a request that may wait for its turn. It ends when the proxy
-// leaves: gRPC tells of a reset by the stream's context, but that the proxy merely closed its
-// side can only be received. So the next message is received as soon as somebody asks for Done,
-// which a request that need not wait never does.
+// waiting is the context of a request that may wait for its turn. It ends when the proxy leaves,
+// be it by a reset or by closing its side. Somebody else must read the connection to notice
+// either, and does as soon as Done is asked for, which a request that need not wait never does. It
+// outlives its session, since other contexts may be made of it.
 type waiting struct {
-	stream grpc.ServerStream
-	msg    *message
+	stream *wire.Stream
 
-	mu    sync.Mutex
-	over  bool          // the wait is over: nobody else may receive
-	done  chan struct{} // nil as long as nobody asked
-	early chan error    // what came of the receive; nil when there is none or it was taken
+	mu   sync.Mutex
+	over bool            // the wait is over: nobody may detach any more
+	left <-chan struct{} // nil as long as nobody asked
 }
 
 // Deadline implements context.Context.
-func (w *waiting) Deadline() (time.Time, bool) { return w.stream.Context().Deadline() }
+func (w *waiting) Deadline() (time.Time, bool) { return time.Time{}, false }
 
 // Value implements context.Context.
-func (w *waiting) Value(key any) any { return w.stream.Context().Value(key) }
+func (w *waiting) Value(any) any { return nil }
 
-// Done implements context.Context.
+// Done implements context.Context. It is first called by the goroutine that waits.
 func (w *waiting) Done() <-chan struct{} {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	switch {
-	case w.done != nil:
-	case w.over:
-		return w.stream.Context().Done()
-	default:
-		w.done, w.early = make(chan struct{}), make(chan error, 1)
-		go w.watch(w.done, w.early)
+	if w.left == nil {
+		if !w.over {
+			w.stream.Detach()
+		}
+		w.left = w.stream.Left()
 	}
-	return w.done
-}
-
-func (w *waiting) watch(done chan<- struct{}, early chan<- error) {
-	defer close(done)
-	err := w.stream.RecvMsg(w.msg)
-	early <- err
-	if err == nil {
-		<-w.stream.Context().Done()
-	}
+	return w.left
 }
 
 // stop says that the wait is over.
@@ -66,7 +53,7 @@ func (w *waiting) Err() error {
 	if w.gone() {
 		return context.Canceled
 	}
-	return w.stream.Context().Err()
+	return nil
 }
 
 // gone tells whether the proxy was seen to leave while the request waited.
@@ -74,9 +61,9 @@ func (w *waiting) gone() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	select {
-	case <-w.done: // blocks when nil
+	case <-w.left: // blocks when nil
 		return true
 	default:
-		return false
+		return w.stream.Err() != nil
 	}
 }

@@ -73,7 +73,7 @@ func serveForBench() {
 // grpcForBench is the same handler on grpc-go, with the options of the ext_proc door.
 func grpcForBench() *grpc.Server {
 	g := grpc.NewServer(grpc.ForceServerCodecV2(raw{}), grpc.StaticStreamWindowSize(1<<20), grpc.StaticConnWindowSize(16<<20),
-		grpc.ReadBufferSize(64<<10), grpc.WriteBufferSize(256<<10), grpc.SharedWriteBuffer(true), grpc.WaitForHandlers(true),
+		grpc.ReadBufferSize(64<<10), grpc.WriteBufferSize(256<<10), grpc.WaitForHandlers(true),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 30 * time.Second, Timeout: 20 * time.Second}))
 	handler := func(_ any, st grpc.ServerStream) error {

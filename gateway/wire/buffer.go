@@ -15,6 +15,8 @@ var bufferSizes = [...]int{4 << 10, 16 << 10, 64 << 10}
 type buffers struct {
 	tiers [len(bufferSizes)]sync.Pool
 	live  atomic.Int64
+	// poison clears what comes back.
+	poison bool
 }
 
 // Buffer is memory that several pieces share. It goes back to its pool with the last reference.
@@ -50,6 +52,9 @@ func (b *Buffer) Free() {
 	}
 	switch n := b.refs.Add(-1); {
 	case n == 0:
+		if b.home.poison {
+			clear(b.b)
+		}
 		b.home.live.Add(-1)
 		b.home.tiers[b.tier].Put(b)
 	case n < 0:

@@ -323,17 +323,13 @@ func (c *conn) farewell() (reader bool) {
 
 // linger lets the peer read the last that we wrote: a close with something unread would take it away.
 func (c *conn) linger() {
-	half, ok := c.nc.(interface{ CloseWrite() error })
-	if !ok {
-		return
-	}
 	c.nc.SetDeadline(time.Now().Add(time.Second))
 	c.mu.Lock()
 	for c.out.writing {
 		c.await()
 	}
 	c.mu.Unlock()
-	if half.CloseWrite() == nil {
+	if half, ok := c.nc.(interface{ CloseWrite() error }); ok && half.CloseWrite() == nil {
 		io.CopyN(io.Discard, c.nc, 1<<20)
 	}
 }

@@ -266,7 +266,7 @@ func (c *conn) write(list []Piece, skip int) error {
 		n := 0
 		if c.tls != nil {
 			one := [1]Piece{{P: list[0].P[skip:]}}
-			n, err = c.writeTLS(one[:], false)
+			_, err = c.writeTLS(one[:], false)
 			n, skip = 1, 0
 		} else {
 			for vec = vec[:0]; n < len(list) && n < 16; n++ {

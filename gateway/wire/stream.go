@@ -216,6 +216,13 @@ func (s *Stream) Send(pieces ...Piece) error {
 	return nil
 }
 
+// Unsent is how many bytes the peer does not take yet.
+func (s *Stream) Unsent() int {
+	s.c.mu.Lock()
+	defer s.c.mu.Unlock()
+	return s.unsent
+}
+
 // Finish ends the stream once all that was sent is out; nil is OK. Only the first one counts.
 func (s *Stream) Finish(status *Status) {
 	c := s.c

@@ -45,6 +45,8 @@ type Options struct {
 	// answer may take; the defaults are 30 and 20 seconds. A connection that does not begin to
 	// speak gets Timeout too.
 	Idle, Timeout time.Duration
+	// Poison clears buffers that come back, so that a test sees whoever still reads them.
+	Poison bool
 	// Log takes what goes wrong with a connection, at debug level; nil is the default logger.
 	Log *slog.Logger
 }
@@ -90,8 +92,13 @@ func New(opt Options) *Server {
 		opt.TLS.NextProtos = []string{"h2"}
 		opt.TLS.DynamicRecordSizingDisabled = true // messages are complete or nothing
 	}
-	return &Server{opt: opt, conns: map[*conn]struct{}{}}
+	s := &Server{opt: opt, conns: map[*conn]struct{}{}}
+	s.pool.poison = opt.Poison
+	return s
 }
+
+// Live is how many buffers are out.
+func (s *Server) Live() int64 { return s.pool.live.Load() }
 
 // Serve serves until ctx ends, and then until the open streams do or the drain time is over. It
 // returns when all goroutines have ended, including those of detached calls.
@@ -128,7 +135,8 @@ func (s *Server) accept(ctx context.Context, lis net.Listener) error {
 		case err == nil:
 			pause = 5 * time.Millisecond
 			s.add(nc)
-		case errors.As(err, &ne) && ne.Temporary(): //nolint:staticcheck // such as no more file descriptors
+		//lint:ignore SA1019 there is no other way to know of such as no more file descriptors
+		case errors.As(err, &ne) && ne.Temporary():
 			t := time.NewTimer(pause)
 			select {
 			case <-t.C:
