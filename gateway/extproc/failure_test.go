@@ -272,9 +272,8 @@ func TestMalformed(t *testing.T) {
 func TestOutOfOrder(t *testing.T) {
 	r := newRig(t, newFake(0), Options{})
 	for name, play := range map[string]func(c *call){
-		"body first":     func(c *call) { c.send(reqBodyMsg(nil, true)) },
-		"response first": func(c *call) { c.send(respHeadersMsg(200, "", false)) },
-		"headers twice":  func(c *call) { c.send(reqHeadersMsg(false), reqHeadersMsg(false)) },
+		"body first":    func(c *call) { c.send(reqBodyMsg(nil, true)) },
+		"headers twice": func(c *call) { c.send(reqHeadersMsg(false), reqHeadersMsg(false)) },
 		"body after end": func(c *call) {
 			c.send(reqHeadersMsg(true), reqBodyMsg(text(2000), true))
 			c.recv()

@@ -208,7 +208,11 @@ func (s *session) begin() error {
 	if m.observing {
 		return errDone // nobody waits for an answer
 	}
-	if m.kind != requestHeaders {
+	switch m.kind {
+	case requestHeaders:
+	case responseHeaders, responseBody, responseTrailers:
+		return s.unasked()
+	default:
 		return s.unexpected("the first message must be request_headers: set request_header_mode to SEND")
 	}
 	s.requestMode, s.responseMode = fullDuplex, fullDuplex
@@ -232,6 +236,35 @@ func (s *session) begin() error {
 		return s.place(replyRequestHeaders, nothing) // the proxy waits for it before it sends a body
 	case s.requestMode != fullDuplex:
 		return s.send(plainRequestHeaders)
+	}
+	return nil
+}
+
+// unasked passes on an answer whose request never came here: one of the proxy's own, such as its
+// refusal of a request without a host.
+func (s *session) unasked() error {
+	m := &s.msg
+	switch m.kind {
+	case responseHeaders:
+		s.responseMode = fullDuplex
+		if m.hasProtocol {
+			s.responseMode = m.responseMode
+		}
+		if err := s.send(plainResponseHeaders); err != nil {
+			return err
+		}
+	case responseBody:
+		if err := s.echoAnswer(); err != nil {
+			return err
+		}
+	default:
+		if err := s.send(plainResponseTrailers); err != nil {
+			return err
+		}
+		return errDone
+	}
+	if m.end {
+		return errDone
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"testing"
@@ -397,5 +398,26 @@ func TestLocalReply(t *testing.T) {
 	c.finish()
 	if x := r.wantEnd(observe.Complete); x.status != 401 {
 		t.Errorf("status %d", x.status)
+	}
+}
+
+// An answer of the proxy's own, to a request that it never showed us, passes.
+func TestAnswerOfTheProxysOwn(t *testing.T) {
+	r := newRig(t, newFake(0), Options{})
+	for _, body := range []int{0, 300, 100_000} {
+		call := r.open()
+		call.send(respHeadersMsg(400, "text/plain", body == 0))
+		if call.recv().GetResponseHeaders() == nil {
+			t.Fatal("want the headers to pass")
+		}
+		if body > 0 {
+			call.send(respBodyMsg(text(body), true))
+			if got := call.body(respBody, -1); !bytes.Equal(got, text(body)) {
+				t.Errorf("%d bytes came back of %d", len(got), body)
+			}
+		}
+		if _, err := call.stream.Recv(); err != io.EOF {
+			t.Errorf("ended with %v", err)
+		}
 	}
 }
