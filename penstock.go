@@ -58,6 +58,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		usage(stdout)
 		return 0
 	}
+	if args[0] == "--version" {
+		args = []string{"version"}
+	}
 	for _, c := range commands() {
 		words := strings.Fields(c.name)
 		if len(args) < len(words) || strings.Join(args[:len(words)], " ") != c.name {

@@ -124,7 +124,7 @@ func (p *process) run(ctx context.Context, cfg *config.Config) error {
 	doors.Go(func() error {
 		<-doorsCtx.Done()
 		p.gw.Drain()
-		p.log.Info("leaving: open requests may finish", slog.Duration("drain", p.drain), slog.Int64("open", p.gw.Open()))
+		p.log.Info("leaving: open requests may finish", slog.String("drain", p.drain.String()), slog.Int64("open", p.gw.Open()))
 		return nil
 	})
 	rest.Go(func() error {
