@@ -82,6 +82,26 @@ func TestFailuresBeforeTheFirstByte(t *testing.T) {
 	}
 }
 
+// TestPoisonousRequest: one that engines break off on does not go through the whole pool, while
+// those that refuse connections are not counted.
+func TestPoisonousRequest(t *testing.T) {
+	var reached atomic.Int64
+	engines := []string{dead(t), dead(t)}
+	for range 6 {
+		engines = append(engines, newEngine(t, func(*wire) bool { reached.Add(1); return false }).address)
+	}
+	s := newScript(engines...)
+	_, address := door(t, s, Options{})
+	res, text, err := post(t, newClient(t, false), address, chatPath, "x")
+	if err != nil || res.StatusCode != 503 {
+		t.Error(res, text, err)
+	}
+	if n := reached.Load(); n != maxReached {
+		t.Errorf("it reached %d engines, want %d", n, maxReached)
+	}
+	s.done(t)
+}
+
 // TestAnswerWithoutReadingAll: an endpoint may refuse a body before it has read it.
 func TestAnswerWithoutReadingAll(t *testing.T) {
 	lis, err := net.Listen("tcp", "127.0.0.1:0")

@@ -23,6 +23,10 @@ import (
 // smallBody is what travels with the head in one piece; larger bodies go by writev.
 const smallBody = 4 << 10
 
+// maxReached is how many endpoints may get a request and break off before a byte of answer. One that
+// makes engines fall over must not take a pool down; those that cannot be connected to cost nothing.
+const maxReached = 3
+
 // isReset reports whether the other side is known to be gone.
 func isReset(err error) bool {
 	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
@@ -31,7 +35,7 @@ func isReset(err error) bool {
 // forward sends the request to the chosen endpoint, and to the next one as long as nothing of an
 // answer has come.
 func (c *call) forward() {
-	ep, fresh := c.placed.Endpoint, false
+	ep, fresh, reached := c.placed.Endpoint, false, 0
 	for {
 		err := c.try(ep, fresh)
 		if err == nil {
@@ -46,7 +50,13 @@ func (c *call) forward() {
 		}
 		c.s.Log.Debug("endpoint failed before its answer", slog.String("endpoint", ep.Address), slog.Any("error", err), slog.String("request", c.x.ID()))
 		c.x.Fail(err)
-		next := c.x.Next()
+		if op := (*net.OpError)(nil); !errors.As(err, &op) || op.Op != "dial" {
+			reached++
+		}
+		var next *fleet.Endpoint
+		if reached < maxReached {
+			next = c.x.Next()
+		}
 		if next == nil {
 			c.unserved(c.unreachable(err))
 			return
