@@ -94,10 +94,9 @@ func (e *engine) take() []seen {
 	return s
 }
 
-// doors starts a gateway for the engines and gives the URLs of both doors, by name.
-func doors(t *testing.T, extra string, engines ...*engine) (urls map[string]string, metrics string) {
+// doors starts a gateway for the engines, from manifests in dir, and gives the URLs of both doors, by name.
+func doors(t *testing.T, dir string, engines ...*engine) (urls map[string]string, metrics string, log *lockedBuffer) {
 	t.Helper()
-	dir := t.TempDir()
 	list := "endpoints:\n"
 	for i, e := range engines {
 		host, port, _ := net.SplitHostPort(e.Listener.Addr().String())
@@ -107,7 +106,7 @@ func doors(t *testing.T, extra string, engines ...*engine) (urls map[string]stri
 		list = "endpoints: []\n"
 	}
 	pool := "apiVersion: inference.networking.k8s.io/v1\nkind: InferencePool\nmetadata: {name: p}\nspec:\n  selector: {matchLabels: {app: p}}\n  targetPorts: [{number: 8000}]\n  endpointPickerRef: {name: p-epp, port: {number: 9002}}\n"
-	for name, text := range map[string]string{"endpoints.yaml": list, "pool.yaml": pool, "extra.yaml": extra} {
+	for name, text := range map[string]string{"endpoints.yaml": list, "pool.yaml": pool} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -117,7 +116,7 @@ func doors(t *testing.T, extra string, engines ...*engine) (urls map[string]stri
 	s.http, s.extproc, s.metrics, s.verbosity = "127.0.0.1:0", "127.0.0.1:0", "127.0.0.1:0", 1
 	ctx, stop := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	log := &lockedBuffer{}
+	log = &lockedBuffer{}
 	go func() {
 		ended <- serveFrom(ctx, []string{dir}, s, log, func(l *listeners) { opened <- l })
 	}()
@@ -141,7 +140,7 @@ func doors(t *testing.T, extra string, engines ...*engine) (urls map[string]stri
 		_, page := get(t, metrics+"/metrics")
 		return len(engines) == 0 || strings.Contains(page, want)
 	})
-	return map[string]string{"proxy": "http://" + l.http.Addr().String(), "extproc": envoy.URL}, metrics
+	return map[string]string{"proxy": "http://" + l.http.Addr().String(), "extproc": envoy.URL}, metrics, log
 }
 
 type lockedBuffer struct {
@@ -358,7 +357,7 @@ func TestBothDoors(t *testing.T) {
 		goleak.VerifyNone(t, before)
 	})
 	engines := []*engine{newEngine(t, "m"), newEngine(t, "m"), newEngine(t, "m")}
-	urls, metrics := doors(t, "", engines...)
+	urls, metrics, _ := doors(t, t.TempDir(), engines...)
 	served := func() (at int, s seen) {
 		t.Helper()
 		at = -1
@@ -474,7 +473,7 @@ func TestBothDoors(t *testing.T) {
 }
 
 func TestBothDoorsWithoutEndpoints(t *testing.T) {
-	urls, _ := doors(t, "")
+	urls, _, _ := doors(t, t.TempDir())
 	for door, url := range urls {
 		r, text := post(t, url, "/v1/chat/completions", chatBody("x", ""))
 		var e struct {
@@ -489,5 +488,35 @@ func TestBothDoorsWithoutEndpoints(t *testing.T) {
 		if r, text = post(t, url, "/v1/messages", chatBody("x", "")); !strings.Contains(text, `"type":"error"`) || r.StatusCode != 503 {
 			t.Errorf("%s: got %d %s, want Anthropic's form", door, r.StatusCode, text)
 		}
+	}
+}
+
+// A folder that describes no pool any more is a broken edit: what was good stays, and the next good edit is taken.
+func TestReloadWithoutPoolsKeepsTheLastGood(t *testing.T) {
+	dir := t.TempDir()
+	e := newEngine(t, "m")
+	urls, metrics, log := doors(t, dir, e)
+	pool := filepath.Join(dir, "pool.yaml")
+	text, err := os.ReadFile(pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fleetHas := func(what string) bool { _, page := get(t, metrics+"/debug/fleet"); return strings.Contains(page, what) }
+	if err := os.Remove(pool); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the edit to be refused", func() bool {
+		return strings.Contains(log.String(), "nothing to serve") && strings.Contains(log.String(), "the last good one stays")
+	})
+	renamed := strings.Replace(string(text), "name: p}", "name: q}", 1)
+	if r, _ := post(t, urls["proxy"], "/v1/chat/completions", chatBody("x", "")); r.StatusCode != 200 {
+		t.Errorf("without the pool's manifest: got %d", r.StatusCode)
+	}
+	if err := os.WriteFile(pool, []byte(renamed), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the renamed pool", func() bool { return fleetHas(`"name": "q"`) })
+	if r, _ := post(t, urls["proxy"], "/v1/chat/completions", chatBody("x", "")); r.StatusCode != 200 {
+		t.Errorf("after the next good edit: got %d", r.StatusCode)
 	}
 }
