@@ -520,3 +520,38 @@ func TestReloadWithoutPoolsKeepsTheLastGood(t *testing.T) {
 		t.Errorf("after the next good edit: got %d", r.StatusCode)
 	}
 }
+
+// 500 clients that send half a body and stop disturb nobody, and leave nothing behind.
+func TestHalfBodies(t *testing.T) {
+	e := newEngine(t, "m")
+	urls, metrics, _ := doors(t, t.TempDir(), e)
+	half := "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 60000\r\n\r\n" +
+		`{"model":"m","messages":[{"role":"user","content":"` + strings.Repeat("x", 20_000)
+	var conns []net.Conn
+	for range 500 {
+		c, err := net.Dial("tcp", strings.TrimPrefix(urls["proxy"], "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		if _, err := io.WriteString(c, half); err != nil {
+			t.Fatal(err)
+		}
+		conns = append(conns, c)
+	}
+	for i := range 20 {
+		if r, text := post(t, urls["proxy"], "/v1/chat/completions", chatBody(fmt.Sprint(i), "")); r.StatusCode != 200 {
+			t.Errorf("got %d %s", r.StatusCode, text)
+		}
+	}
+	if n := len(e.take()); n != 20 {
+		t.Errorf("the engine got %d requests, want the 20 whole ones", n)
+	}
+	for _, c := range conns {
+		c.Close()
+	}
+	until(t, "nothing to be held", func() bool {
+		_, page := get(t, metrics+"/metrics")
+		return strings.Contains(page, "penstock_buffered_bytes 0\n") && strings.Contains(page, "penstock_inflight_drift 0\n")
+	})
+}
