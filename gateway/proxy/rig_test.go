@@ -281,14 +281,20 @@ func (e *engine) stop() {
 	e.wg.Wait()
 }
 
-// dead is an address that refuses connections.
+// dead is an address that refuses connections: our end of a connection, so that nobody else can come to
+// listen there while the test runs.
 func dead(t testing.TB) string {
+	t.Helper()
 	lis, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer lis.Close()
-	return lis.Addr().String()
+	c, err := net.Dial("tcp", lis.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close(); lis.Close() })
+	return c.LocalAddr().String()
 }
 
 // newClient is a client that keeps nothing when the test ends.
