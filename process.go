@@ -167,15 +167,12 @@ func (p *process) notReady() error {
 
 // follow watches what may change: the manifests, and the endpoint files that pickers name.
 func (p *process) follow(ctx context.Context, g *errgroup.Group, cfg *config.Config) {
-	if p.reload == nil {
-		for _, path := range discoveries(cfg) {
-			g.Go(func() error { return p.discover(ctx, path) })
-		}
-		return
-	}
 	g.Go(func() error {
 		round, stop := p.discoverAll(ctx, cfg)
 		defer func() { stop(); _ = round.Wait() }()
+		if p.reload == nil {
+			return round.Wait()
+		}
 		return file.Watch(ctx, p.files, func() {
 			next, problems := p.reload()
 			report(p.log, problems)

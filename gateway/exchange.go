@@ -184,7 +184,7 @@ func (x *Exchange) Place(ctx context.Context) (*Placement, *Refusal) {
 	}
 	x.label(pool, facts.Model)
 	if unknown {
-		return nil, unknownModel(facts.Model)
+		return nil, UnknownModel(facts.Model)
 	}
 	if pool != nil {
 		x.lane = x.g.Lanes()[pool.ID]

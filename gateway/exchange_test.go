@@ -517,7 +517,7 @@ func TestRequestIDs(t *testing.T) {
 }
 
 func TestRefusalForms(t *testing.T) {
-	r := unknownModel(`a"b`)
+	r := UnknownModel(`a"b`)
 	if got, want := string(r.JSON(request.Chat)), `{"error":{"message":"the model \"a\\\"b\" does not exist; GET /v1/models lists those that do","type":"invalid_request_error","param":"model","code":"model_not_found"}}`; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}

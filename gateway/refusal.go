@@ -112,7 +112,8 @@ func badEncoding(status int, message string) *Refusal {
 	return &Refusal{Status: status, Type: invalidRequest, Code: "content_encoding", Message: message}
 }
 
-func unknownModel(model string) *Refusal {
+// UnknownModel is the answer for a model that nobody serves.
+func UnknownModel(model string) *Refusal {
 	return &Refusal{Status: http.StatusNotFound, Type: invalidRequest, Code: "model_not_found", Param: "model",
 		Message: fmt.Sprintf("the model %q does not exist; GET /v1/models lists those that do", model)}
 }
@@ -139,7 +140,12 @@ func refusalOf(reason flow.Reason) *Refusal {
 	case flow.Evicted:
 		r.Message, r.RetryAfter = "the request was evicted for one of higher priority", time.Second
 	default:
-		r.Status, r.Reason, r.Type, r.Message = http.StatusInternalServerError, string(flow.Internal), serverError, "internal error"
+		return InternalError()
 	}
 	return r
+}
+
+// InternalError is the answer when the fault is ours.
+func InternalError() *Refusal {
+	return &Refusal{Status: http.StatusInternalServerError, Reason: string(flow.Internal), Type: serverError, Message: "internal error"}
 }

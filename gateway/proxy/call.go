@@ -66,7 +66,7 @@ func (c *call) finish() {
 		c.s.Log.Error("panic in the proxy", slog.Any("panic", p), slog.String("request", c.x.ID()), slog.String("stack", string(debug.Stack())))
 		c.end = observe.Broken
 		if !c.started {
-			c.refuse(&gateway.Refusal{Status: http.StatusInternalServerError, Reason: "rejected-internal", Type: "server_error", Message: "internal error"})
+			c.refuse(gateway.InternalError())
 			p = nil
 		}
 	}

@@ -4,7 +4,6 @@ package proxy
 
 import (
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"slices"
 	"strconv"
@@ -40,8 +39,7 @@ func (s *Server) models(w http.ResponseWriter, r *http.Request) bool {
 		return true
 	}
 	if !slices.Contains(known, id) {
-		writeRefusal(w, r, &gateway.Refusal{Status: http.StatusNotFound, Type: "invalid_request_error", Code: "model_not_found", Param: "model",
-			Message: fmt.Sprintf("the model %q does not exist; GET /v1/models lists those that do", id)}, request.Unknown, "")
+		writeRefusal(w, r, gateway.UnknownModel(id), request.Unknown, "")
 		return true
 	}
 	writeJSON(w, r, s.model(id))

@@ -89,7 +89,6 @@ func errorEvent(api request.API, message string) []byte {
 	var b bytes.Buffer
 	switch api {
 	case request.Messages:
-		r.Type = "api_error"
 		b.WriteString("event: error\ndata: ")
 		b.Write(r.JSON(api))
 	case request.Responses: // clients look for the error in the event, or in its error field

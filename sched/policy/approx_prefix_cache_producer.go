@@ -92,9 +92,6 @@ func (p *ApproxPrefixCacheProducer) Gone(loads []*fleet.Load) {
 	}
 }
 
-// Index is the index behind it, nil before the first request.
-func (p *ApproxPrefixCacheProducer) Index() *kvcache.Index { return p.index.Load() }
-
 // cache makes the index at the first request, when the engines may have told their size.
 func (p *ApproxPrefixCacheProducer) cache(c *sched.Cycle) *kvcache.Index {
 	if x := p.index.Load(); x != nil {
