@@ -8,6 +8,8 @@
 package fleet
 
 import (
+	"cmp"
+	"strings"
 	"time"
 )
 
@@ -68,6 +70,19 @@ type Reading struct {
 	Seen int64
 }
 
+// Attribute is a value of an endpoint that has no field of its own in [Reading]: a metric that a
+// configuration names, the load of a GPU, the averages of a cluster.
+type Attribute struct {
+	Name string
+	// Producer is the plugin that found the value; empty for a name that needs none.
+	Producer string
+	Signal
+}
+
+func (a Attribute) compare(o Attribute) int {
+	return cmp.Or(strings.Compare(a.Name, o.Name), strings.Compare(a.Producer, o.Producer))
+}
+
 // Endpoint is one ip:port that serves a model, as one snapshot shows it.
 // It is never changed after it is published.
 type Endpoint struct {
@@ -76,14 +91,29 @@ type Endpoint struct {
 	Address string
 	// Scrape is the host:port of the metrics page; usually Address.
 	Scrape string
-	Labels map[string]string
+	// NodeAddress is the host of the machine it runs on, without a port; empty when not told.
+	NodeAddress string
+	Labels      map[string]string
 	// Models are the names this endpoint's /v1/models listed, adapters included;
 	// nil until it was told.
 	Models []string
 	// Reading is what its metrics page last said.
 	Reading
+	// Attributes are sorted by name and producer; see [Endpoint.Attribute].
+	Attributes []Attribute
 	// Load is what we count for this incarnation.
 	Load *Load
+}
+
+// Attribute returns the value of that name that the producer found, any producer's when producer
+// is empty. It reports whether there is one; its age is for the caller to judge.
+func (e *Endpoint) Attribute(name, producer string) (Signal, bool) {
+	for i := range e.Attributes {
+		if a := &e.Attributes[i]; a.Name == name && (producer == "" || a.Producer == producer) {
+			return a.Signal, true
+		}
+	}
+	return Signal{}, false
 }
 
 // Pool is a set of endpoints that serve alike: an InferencePool with what belongs to it.

@@ -32,7 +32,9 @@ type EndpointSpec struct {
 	ID
 	Address string // host:port, IPv6 in brackets
 	Scrape  string // host:port of the metrics page; empty for Address
-	Labels  map[string]string
+	// NodeAddress is the host of the machine it runs on, without a port; may be empty.
+	NodeAddress string
+	Labels      map[string]string
 	// Anywhere lets pools of any namespace have it: its source named none.
 	Anywhere bool
 }
@@ -61,6 +63,9 @@ type told struct {
 	models  []string
 	reading Reading
 	load    *Load
+	// parts are the attributes by who told them; attributes is all of them.
+	parts      map[string][]Attribute
+	attributes []Attribute
 }
 
 // NewStore returns a store whose snapshot is empty.
@@ -131,6 +136,23 @@ func (s *Store) TellModels(id ID, load *Load, models []string) {
 		}
 		s.publish()
 	}
+}
+
+// TellAttributes records what one source found beside a reading; it replaces what that source said
+// before of the incarnation, and nothing else. The list is not kept.
+func (s *Store) TellAttributes(id ID, load *Load, source string, list []Attribute) {
+	s.tell(id, load, func(t *told) {
+		if t.parts == nil {
+			t.parts = map[string][]Attribute{}
+		}
+		t.parts[source] = append(t.parts[source][:0], list...)
+		all := make([]Attribute, 0, len(t.attributes)) // a snapshot may show the last one
+		for _, part := range t.parts {
+			all = append(all, part...)
+		}
+		slices.SortFunc(all, Attribute.compare)
+		t.attributes = all
+	})
 }
 
 func (s *Store) tell(id ID, load *Load, set func(*told)) {
@@ -230,8 +252,8 @@ func (s *Store) publish() {
 	endpoints := make([]Endpoint, len(s.order))
 	for i, t := range s.order {
 		endpoints[i] = Endpoint{
-			ID: t.spec.ID, Address: t.spec.Address, Scrape: t.spec.Scrape, Labels: t.spec.Labels,
-			Models: t.models, Reading: t.reading, Load: t.load,
+			ID: t.spec.ID, Address: t.spec.Address, Scrape: t.spec.Scrape, NodeAddress: t.spec.NodeAddress, Labels: t.spec.Labels,
+			Models: t.models, Reading: t.reading, Attributes: t.attributes, Load: t.load,
 		}
 	}
 	for i, spec := range s.pools {

@@ -439,3 +439,43 @@ func TestPoolsKeepToTheirNamespace(t *testing.T) {
 		}
 	}
 }
+
+func TestSourcesOfAttributesKeepApart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := NewStore()
+		s.SetPools([]PoolSpec{{ID: ID{"default", "p"}}})
+		id, now := ID{"default", "a"}, time.Now()
+		s.SetEndpoints("test", []EndpointSpec{{ID: id, Address: "10.0.0.1:8000", NodeAddress: "10.1.0.1"}})
+		load := s.Load().Pools[0].Endpoints[0].Load
+		custom := []Attribute{{"queue", "x", Signal{3, now}}, {"depth", "x", Signal{4, now}}}
+		s.TellAttributes(id, load, "metrics", custom)
+		s.TellAttributes(id, load, "dcgm", []Attribute{{"queue", "dcgm", Signal{0.5, now}}})
+		s.Tell(id, load, Reading{Waiting: Signal{7, now}})
+		time.Sleep(2 * Coalesce)
+		e := s.Load().Pools[0].Endpoints[0]
+		show := func(e *Endpoint, name, producer string) string {
+			v, ok := e.Attribute(name, producer)
+			return fmt.Sprint(v.Value, ok)
+		}
+		for _, c := range [][3]string{{"queue", "x", "3 true"}, {"queue", "dcgm", "0.5 true"}, {"depth", "", "4 true"}, {"queue", "other", "0 false"}, {"none", "", "0 false"}} {
+			if got := show(e, c[0], c[1]); got != c[2] {
+				t.Errorf("%s of %q: got %s, want %s", c[0], c[1], got, c[2])
+			}
+		}
+		if e.Waiting.Value != 7 || e.NodeAddress != "10.1.0.1" {
+			t.Errorf("got %v waiting at %q", e.Waiting.Value, e.NodeAddress)
+		}
+		custom[0].Value = 99 // the caller's own
+		s.TellAttributes(id, load, "metrics", nil)
+		time.Sleep(2 * Coalesce)
+		if got := show(s.Load().Pools[0].Endpoints[0], "queue", "x"); got != "0 false" {
+			t.Errorf("got %s after it was withdrawn", got)
+		}
+		if got := show(e, "queue", "x"); got != "3 true" {
+			t.Errorf("a published snapshot changed: %s", got)
+		}
+		if n := testing.AllocsPerRun(10, func() { e.Attribute("queue", "x") }); n != 0 {
+			t.Errorf("got %v allocations", n)
+		}
+	})
+}
