@@ -9,6 +9,7 @@ package fleet
 
 import (
 	"cmp"
+	"net/netip"
 	"strings"
 	"time"
 )
@@ -87,10 +88,15 @@ func (a Attribute) compare(o Attribute) int {
 // It is never changed after it is published.
 type Endpoint struct {
 	ID
-	// Address is host:port, IPv6 in brackets; what is dialled and what Envoy is told.
+	// Address is ip:port, IPv6 in brackets; what is dialled and what Envoy is told.
 	Address string
+	// AddrPort is Address, read once; zero when Address is no ip:port.
+	AddrPort netip.AddrPort
 	// Scrape is the host:port of the metrics page; usually Address.
 	Scrape string
+	// Host is the host name that was resolved to Address, Pod the name of the pod that the endpoint is a
+	// rank of; either is empty for what has none.
+	Host, Pod string
 	// NodeAddress is the host of the machine it runs on, without a port; empty when not told.
 	NodeAddress string
 	Labels      map[string]string

@@ -5,6 +5,7 @@ package fleet
 import (
 	"cmp"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -15,6 +16,11 @@ import (
 // Coalesce is how long readings wait for company before a snapshot with them is published.
 // Changes of membership never wait.
 const Coalesce = 5 * time.Millisecond
+
+// Grace is how long an endpoint may be away and come back, at the same address, as the incarnation
+// that it was: one whose readiness flaps drops no stream and loses no cache, so what was counted
+// for it still holds. It is shorter than any engine's restart. One that is away is in no snapshot.
+const Grace = time.Second
 
 // PoolSpec is a pool as its manifest describes it.
 type PoolSpec struct {
@@ -30,13 +36,25 @@ type PoolSpec struct {
 // EndpointSpec is an endpoint as a discovery source describes it.
 type EndpointSpec struct {
 	ID
-	Address string // host:port, IPv6 in brackets
+	Address string // ip:port, IPv6 in brackets
 	Scrape  string // host:port of the metrics page; empty for Address
+	// Host is the host name that was resolved to Address; empty for an address that was written.
+	Host string
+	// Pod is the name of the pod that it is a rank of; empty for what is no pod.
+	Pod string
 	// NodeAddress is the host of the machine it runs on, without a port; may be empty.
 	NodeAddress string
 	Labels      map[string]string
 	// Anywhere lets pools of any namespace have it: its source named none.
 	Anywhere bool
+}
+
+// Change is what changes at once. Sources are named; what a Change does not name stays.
+type Change struct {
+	// Pools replace all pools, unless nil.
+	Pools []PoolSpec
+	// Endpoints replace what each source told; a nil list withdraws the source.
+	Endpoints map[string][]EndpointSpec
 }
 
 // Store holds what the sources told and publishes it as snapshots.
@@ -48,6 +66,8 @@ type Store struct {
 	pools     []PoolSpec
 	bySource  map[string][]EndpointSpec
 	alive     map[ID]*told
+	away      map[ID]*told // gone for less than Grace
+	sweeper   *time.Timer
 	order     []*told // those alive, sorted by ID
 	members   [][]int // for each pool, who of order is in it
 	slots     []bool  // slots in use
@@ -60,6 +80,8 @@ type Store struct {
 // told is what we know of one incarnation beside its spec.
 type told struct {
 	spec    EndpointSpec
+	address netip.AddrPort // spec.Address, zero when it is none
+	left    time.Time      // when it went away
 	models  []string
 	reading Reading
 	load    *Load
@@ -73,6 +95,7 @@ func NewStore() *Store {
 	s := &Store{
 		bySource: map[string][]EndpointSpec{},
 		alive:    map[ID]*told{},
+		away:     map[ID]*told{},
 		changed:  make(chan struct{}),
 	}
 	s.current.Store(&Snapshot{})
@@ -97,26 +120,36 @@ func (s *Store) OnGone(f func(gone []*Load)) {
 	s.listeners = append(s.listeners, f)
 }
 
-// SetPools replaces the pools.
-func (s *Store) SetPools(pools []PoolSpec) {
+// Apply makes one publication of all that changes. An endpoint whose address changes is a new
+// incarnation. When two sources tell the same ID, the source whose name sorts last wins; when two
+// endpoints of a pool have the same address, the first by ID serves.
+func (s *Store) Apply(c Change) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.pools = slices.SortedFunc(slices.Values(pools), func(a, b PoolSpec) int { return a.ID.Compare(b.ID) })
+	if c.Pools != nil {
+		s.pools = slices.SortedFunc(slices.Values(c.Pools), func(a, b PoolSpec) int { return a.ID.Compare(b.ID) })
+	}
+	for source, endpoints := range c.Endpoints {
+		if endpoints == nil {
+			delete(s.bySource, source)
+		} else {
+			s.bySource[source] = slices.Clone(endpoints)
+		}
+	}
 	s.rebuild()
 }
 
-// SetEndpoints replaces what one source tells; nil withdraws the source. An endpoint whose
-// address changes is a new incarnation. When two sources tell the same ID, the source
-// whose name sorts last wins.
-func (s *Store) SetEndpoints(source string, endpoints []EndpointSpec) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if endpoints == nil {
-		delete(s.bySource, source)
-	} else {
-		s.bySource[source] = slices.Clone(endpoints)
+// SetPools replaces the pools; see [Store.Apply].
+func (s *Store) SetPools(pools []PoolSpec) {
+	if pools == nil {
+		pools = []PoolSpec{}
 	}
-	s.rebuild()
+	s.Apply(Change{Pools: pools})
+}
+
+// SetEndpoints replaces what one source tells; nil withdraws the source. See [Store.Apply].
+func (s *Store) SetEndpoints(source string, endpoints []EndpointSpec) {
+	s.Apply(Change{Endpoints: map[string][]EndpointSpec{source: endpoints}})
 }
 
 // Tell records a reading of the incarnation that has that load. A reading of one that
@@ -193,34 +226,93 @@ func (s *Store) rebuild() {
 			want[e.ID] = e
 		}
 	}
+	now := time.Now()
 	var gone []*Load
 	for id, t := range s.alive {
-		if w, ok := want[id]; !ok || w.Address != t.spec.Address {
-			t.load.ended.Store(true)
+		w, ok := want[id]
+		switch {
+		case !ok:
+			t.left = now
+			s.away[id] = t
+			delete(s.alive, id)
+		case w.Address != t.spec.Address:
 			gone = append(gone, t.load)
 			delete(s.alive, id)
 		}
 	}
-	slices.SortFunc(gone, func(a, b *Load) int { return cmp.Compare(a.Slot, b.Slot) })
 	for _, id := range slices.SortedFunc(maps.Keys(want), ID.Compare) {
-		if t := s.alive[id]; t != nil {
-			t.spec = want[id]
-		} else {
-			s.alive[id] = &told{spec: want[id], load: &Load{Slot: s.takeSlot()}}
+		w, t := want[id], s.alive[id]
+		if t == nil {
+			if t = s.away[id]; t != nil {
+				delete(s.away, id)
+				if t.spec.Address != w.Address {
+					gone = append(gone, t.load)
+					t = nil
+				}
+			}
 		}
+		if t == nil {
+			t = &told{load: &Load{Slot: s.takeSlot()}}
+			t.address, _ = netip.ParseAddrPort(w.Address)
+		}
+		t.spec, s.alive[id] = w, t
+	}
+	for _, l := range gone {
+		l.ended.Store(true)
 	}
 	s.arrange()
 	s.publish()
-	if len(gone) > 0 {
-		for _, f := range s.listeners {
-			f(gone)
-		}
-		for _, l := range gone {
-			s.slots[l.Slot] = false
-		}
-	}
+	s.end(gone)
+	s.sweepLater(now)
 	close(s.changed)
 	s.changed = make(chan struct{})
+}
+
+// end tells the listeners of incarnations that are over, then gives up their slots.
+func (s *Store) end(gone []*Load) {
+	if len(gone) == 0 {
+		return
+	}
+	slices.SortFunc(gone, func(a, b *Load) int { return cmp.Compare(a.Slot, b.Slot) })
+	for _, f := range s.listeners {
+		f(gone)
+	}
+	for _, l := range gone {
+		s.slots[l.Slot] = false
+	}
+}
+
+// sweepLater sets the timer for the first of those away whose grace ends.
+func (s *Store) sweepLater(now time.Time) {
+	if len(s.away) == 0 {
+		return
+	}
+	wait := Grace
+	for _, t := range s.away {
+		wait = min(wait, t.left.Add(Grace).Sub(now))
+	}
+	if s.sweeper == nil {
+		s.sweeper = time.AfterFunc(wait, s.sweep)
+	} else {
+		s.sweeper.Reset(wait)
+	}
+}
+
+// sweep ends those that have been away for too long.
+func (s *Store) sweep() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	var gone []*Load
+	for id, t := range s.away {
+		if now.Sub(t.left) >= Grace {
+			t.load.ended.Store(true)
+			gone = append(gone, t.load)
+			delete(s.away, id)
+		}
+	}
+	s.end(gone)
+	s.sweepLater(now)
 }
 
 func (s *Store) takeSlot() uint32 {
@@ -238,8 +330,10 @@ func (s *Store) arrange() {
 	s.order = slices.SortedFunc(maps.Values(s.alive), func(a, b *told) int { return a.spec.ID.Compare(b.spec.ID) })
 	s.members = make([][]int, len(s.pools))
 	for p, pool := range s.pools {
+		known := map[string]bool{}
 		for i, t := range s.order {
-			if belongs(&pool, &t.spec, len(s.pools)) {
+			if !known[t.spec.Address] && belongs(&pool, &t.spec, len(s.pools)) {
+				known[t.spec.Address] = true
 				s.members[p] = append(s.members[p], i)
 			}
 		}
@@ -252,7 +346,8 @@ func (s *Store) publish() {
 	endpoints := make([]Endpoint, len(s.order))
 	for i, t := range s.order {
 		endpoints[i] = Endpoint{
-			ID: t.spec.ID, Address: t.spec.Address, Scrape: t.spec.Scrape, NodeAddress: t.spec.NodeAddress, Labels: t.spec.Labels,
+			ID: t.spec.ID, Address: t.spec.Address, AddrPort: t.address, Scrape: t.spec.Scrape,
+			Host: t.spec.Host, Pod: t.spec.Pod, NodeAddress: t.spec.NodeAddress, Labels: t.spec.Labels,
 			Models: t.models, Reading: t.reading, Attributes: t.attributes, Load: t.load,
 		}
 	}

@@ -87,7 +87,9 @@ func TestEndpointInTwoPoolsIsOne(t *testing.T) {
 	}
 }
 
-func TestIncarnations(t *testing.T) {
+func TestIncarnations(t *testing.T) { synctest.Test(t, testIncarnations) }
+
+func testIncarnations(t *testing.T) {
 	s := one()
 	load := func(name string) *Load {
 		for _, e := range s.Load().Pools[0].Endpoints {
@@ -109,10 +111,18 @@ func TestIncarnations(t *testing.T) {
 		t.Error("new labels made a new incarnation")
 	}
 	b2 := load("b")
-	if b2 == b || b2.Slot == a.Slot {
+	if b2 == b || b2.Slot == a.Slot || !b.Ended() {
 		t.Errorf("a new address kept the incarnation, or took slot %d of another", b2.Slot)
 	}
 	s.SetEndpoints("test", specs("b=9:9"))
+	if load("a") != nil || a.Ended() {
+		t.Error("what is away is in no snapshot, and not over yet")
+	}
+	time.Sleep(Grace)
+	synctest.Wait()
+	if !a.Ended() {
+		t.Error("it did not end")
+	}
 	s.SetEndpoints("test", specs("a=1:1", "b=9:9"))
 	a2 := load("a")
 	if a2 == a || a2.Requests() != 0 {
@@ -124,6 +134,85 @@ func TestIncarnations(t *testing.T) {
 	hold.Release() // on the one that is gone: nobody minds
 	if a.Requests() != 0 || a2.Requests() != 0 || load("b") != b2 {
 		t.Error("a release on a gone incarnation shows elsewhere")
+	}
+}
+
+// An endpoint that flaps is the same one: its counters, its reading and its slot are as they were.
+func TestFlap(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := one()
+		var ended []uint32
+		s.OnGone(func(gone []*Load) {
+			for _, l := range gone {
+				ended = append(ended, l.Slot)
+			}
+		})
+		s.SetEndpoints("test", specs("a=1:1", "b=1:2", "c=1:3"))
+		first := s.Load().Pools[0].Endpoints
+		a, b, c := first[0], first[1], first[2]
+		hold := a.Load.Take(10)
+		s.Tell(a.ID, a.Load, Reading{Waiting: Signal{3, time.Now()}})
+		time.Sleep(2 * Coalesce)
+
+		s.SetEndpoints("test", specs())
+		if got := show(s.Load()); got != "p:" {
+			t.Errorf("got %q while they are away", got)
+		}
+		s.Tell(a.ID, a.Load, Reading{}) // a look that was under way
+		time.Sleep(200 * time.Millisecond)
+		s.SetEndpoints("test", specs("a=1:1", "b=9:9"))
+		again := s.Load().Pools[0].Endpoints
+		if again[0].Load != a.Load || again[0].Load.Requests() != 1 || again[0].Waiting.Value != 3 {
+			t.Errorf("a is another: %d requests, %v waiting", again[0].Load.Requests(), again[0].Waiting.Value)
+		}
+		if again[1].Load == b.Load || !b.Load.Ended() || !slices.Equal(ended, []uint32{b.Load.Slot}) {
+			t.Errorf("b has another address and is the same; ended are %v", ended)
+		}
+		hold.Release()
+		if n := again[0].Load.Requests(); n != 0 {
+			t.Errorf("got %d requests in flight after the last", n)
+		}
+		s.SetEndpoints("test", specs("b=9:9"))
+		time.Sleep(Grace - 200*time.Millisecond) // c's time is over, a's is not
+		synctest.Wait()
+		if !c.Load.Ended() || a.Load.Ended() {
+			t.Errorf("c ended: %v, a ended: %v", c.Load.Ended(), a.Load.Ended())
+		}
+		time.Sleep(200 * time.Millisecond)
+		synctest.Wait()
+		if !a.Load.Ended() || len(s.away) != 0 {
+			t.Error("a did not end")
+		}
+	})
+}
+
+// What changes together is published together.
+func TestApplyIsOnePublication(t *testing.T) {
+	s := NewStore()
+	s.SetEndpoints("old", specs("x=1:9"))
+	v := s.Load().Version
+	s.Apply(Change{
+		Pools:     []PoolSpec{{ID: id("p")}, {ID: id("q"), Selector: map[string]string{"app": "y"}}},
+		Endpoints: map[string][]EndpointSpec{"old": nil, "one": specs("a=1:1,app=x"), "two": specs("b=1:2,app=y")},
+	})
+	if got := s.Load(); got.Version != v+1 || show(got) != "p: a=1:1 b=1:2; q: b=1:2" {
+		t.Errorf("got %d publications and %q", got.Version-v, show(got))
+	}
+	s.Apply(Change{Endpoints: map[string][]EndpointSpec{"one": nil}})
+	if got := show(s.Load()); got != "p: b=1:2; q: b=1:2" {
+		t.Errorf("got %q: what is not named stays", got)
+	}
+}
+
+// Two names for one address are one endpoint: counted twice it would be loaded twice.
+func TestEqualAddresses(t *testing.T) {
+	s := one()
+	s.SetEndpoints("test", specs("b=10.0.0.1:1", "a=10.0.0.1:1", "c=10.0.0.1:2"))
+	if got := show(s.Load()); got != "p: a=10.0.0.1:1 c=10.0.0.1:2" {
+		t.Errorf("got %q", got)
+	}
+	if got := s.Load().Pools[0].Endpoints[0].AddrPort.String(); got != "10.0.0.1:1" {
+		t.Errorf("got %q", got)
 	}
 }
 
@@ -162,7 +251,9 @@ func TestEndpointsAreCopied(t *testing.T) {
 }
 
 // Listeners are told after the snapshot without the gone, and before the slots go to others.
-func TestOnGone(t *testing.T) {
+func TestOnGone(t *testing.T) { synctest.Test(t, testOnGone) }
+
+func testOnGone(t *testing.T) {
 	s := one()
 	s.SetEndpoints("test", specs("a=1:1", "b=1:2", "c=1:3"))
 	slots := map[uint32]string{}
@@ -184,8 +275,13 @@ func TestOnGone(t *testing.T) {
 		}
 	})
 	s.SetEndpoints("test", specs("b=1:2", "d=1:4", "a=7:7"))
+	if !slices.Equal(told, []string{"a"}) {
+		t.Errorf("got %v, want a, which moved", told)
+	}
+	time.Sleep(Grace)
+	synctest.Wait()
 	if !slices.Equal(told, []string{"a", "c"}) {
-		t.Errorf("got %v, want a and c", told)
+		t.Errorf("got %v, want a, then c, which did not come back", told)
 	}
 	told = nil
 	s.SetPools([]PoolSpec{{ID: id("p"), Picker: "x"}})
@@ -195,9 +291,13 @@ func TestOnGone(t *testing.T) {
 }
 
 // Slots are reused, so that what indexes them stays as large as the fleet ever was.
-func TestSlotsAreReused(t *testing.T) {
+func TestSlotsAreReused(t *testing.T) { synctest.Test(t, testSlotsAreReused) }
+
+func testSlotsAreReused(t *testing.T) {
 	s := one()
 	for i := range 50 {
+		time.Sleep(Grace)
+		synctest.Wait()
 		s.SetEndpoints("test", specs(fmt.Sprintf("a%d=1:1", i), fmt.Sprintf("b%d=1:2", i)))
 		for _, e := range s.Load().Pools[0].Endpoints {
 			if e.Load.Slot >= 4 {
@@ -405,7 +505,7 @@ func BenchmarkPublish(b *testing.B) {
 			s := one()
 			var list []EndpointSpec
 			for i := range n {
-				list = append(list, EndpointSpec{ID: id(fmt.Sprintf("e%04d", i)), Address: "1:1"})
+				list = append(list, EndpointSpec{ID: id(fmt.Sprintf("e%04d", i)), Address: fmt.Sprint("1:", i)})
 			}
 			s.SetEndpoints("test", list)
 			b.ReportAllocs()

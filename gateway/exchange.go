@@ -254,7 +254,7 @@ func (x *Exchange) label(pool *fleet.Pool, model string) {
 func (x *Exchange) candidates(c *sched.Cycle, pool *fleet.Pool, model string) {
 	c.Candidates = route.Serving(pool.Endpoints, model, c.Candidates)
 	if x.head.HasSubset {
-		c.Candidates = keep(c.Candidates, func(e *fleet.Endpoint) bool { return inSubset(e.Address, x.head.Subset) })
+		c.Candidates = x.g.limit(c.Candidates, x.head.Subset)
 	}
 	failing := func(e *fleet.Endpoint) bool { return e.Load.Failing(c.Now, Cooldown) }
 	n := 0
