@@ -9,6 +9,8 @@
 package config
 
 import (
+	"go.yaml.in/yaml/v3"
+
 	"github.com/penstock-project/penstock/api"
 	"github.com/penstock-project/penstock/plugin"
 )
@@ -107,13 +109,31 @@ type Picker struct {
 	// parameters when it is file-discovery.
 	Discovery     *Plugin
 	DiscoveryFile *FileDiscovery
-	// DataLayer, FlowControl and Parsers are as written, under v1's keys; nil when not written.
+	// Producers tell others what they know, those that were added because somebody reads them among
+	// them. Each runs after those that it reads.
+	Producers []*Plugin
+	// Screeners and Admitters are those declared, in that order.
+	Screeners []*Plugin
+	Admitters []*Plugin
+	// Sources tell of endpoints' signals; unless the document forbids it, one is metrics-data-source
+	// with core-metrics-extractor.
+	Sources []Source
+	// Parsers read requests, the first that can.
+	Parsers []*Plugin
+	// Detector measures saturation.
+	Detector *Plugin
+	// DataLayer and FlowControl are as written, under v1's keys; nil when not written.
 	DataLayer   *api.DataLayer
 	FlowControl *api.FlowControl
-	Parsers     []*Plugin
 	// File and Line are where the document was written; File is empty for the default.
 	File string
 	Line int
+}
+
+// Source is a source of signals and the extractors that read what it brings.
+type Source struct {
+	*Plugin
+	Extractors []*Plugin
 }
 
 // Gates are the feature gates.
@@ -140,9 +160,28 @@ type Plugin struct {
 	// Implied tells that a default added it.
 	Implied bool
 
-	entry  plugin.Entry
-	file   *FileDiscovery
-	decode func(any) error
+	entry      plugin.Entry
+	file       *FileDiscovery
+	decode     func(any) error
+	parameters *yaml.Node
+	reads      []reading
+}
+
+// reading is who tells a plugin some data.
+type reading struct {
+	data plugin.Data
+	by   *Plugin
+}
+
+// Reads is the plugin that tells p the data; nil when it reads none or, which only optional data
+// can be, nobody tells it.
+func (p *Plugin) Reads(data plugin.Data) *Plugin {
+	for _, r := range p.reads {
+		if r.data == data {
+			return r.by
+		}
+	}
+	return nil
 }
 
 // Decode writes the parameters into v, a pointer to a struct that holds the defaults. The

@@ -14,6 +14,7 @@ type queueScorer struct{}
 type prefixScorer struct {
 	MatchLengthWeight      float64 `json:"matchLengthWeight"`
 	MatchLengthScaleTokens int     `json:"matchLengthScaleTokens"`
+	Producer               string  `json:"prefixMatchInfoProducerName"`
 }
 
 func (p *prefixScorer) Validate() error {
@@ -34,12 +35,13 @@ type count1 struct {
 type maxPicker struct{ count1 }
 
 var testSet = plugin.Set[any]{
-	"queue-scorer":                func() any { return &queueScorer{} },
-	"kv-cache-utilization-scorer": func() any { return &queueScorer{} },
-	"prefix-cache-scorer":         func() any { return &prefixScorer{MatchLengthScaleTokens: 8192} },
-	"max-score-picker":            func() any { return &maxPicker{} },
-	"random-picker":               func() any { return &maxPicker{} },
-	"single-profile-handler":      func() any { return &queueScorer{} },
+	"queue-scorer":                 func() any { return &queueScorer{} },
+	"kv-cache-utilization-scorer":  func() any { return &queueScorer{} },
+	"prefix-cache-scorer":          func() any { return &prefixScorer{MatchLengthScaleTokens: 8192} },
+	"max-score-picker":             func() any { return &maxPicker{} },
+	"random-picker":                func() any { return &maxPicker{} },
+	"single-profile-handler":       func() any { return &queueScorer{} },
+	"approx-prefix-cache-producer": func() any { return &queueScorer{} },
 }
 
 // testOptions are those of a build that has testSet.

@@ -128,13 +128,26 @@ func dump(cfg *Config) string {
 	return cmp.Or(b.String(), "nothing\n")
 }
 
+// names lists plugins; those that a default added are in brackets.
+func names(plugins []*Plugin) string {
+	s := ""
+	for _, pl := range plugins {
+		if s += " "; pl.Implied {
+			s += "(" + pl.Name + ")"
+		} else {
+			s += pl.Name
+		}
+	}
+	return s
+}
+
 func dumpPicker(b *strings.Builder, p *Picker) {
 	fmt.Fprintf(b, "picker %s/%s %s:%d handler=%s flowControl=%t\n", p.Namespace, p.Name, p.File, p.Line, p.Handler.Name, p.Gates.FlowControl)
 	for _, pl := range p.Plugins {
-		state := ""
 		if pl.Implied {
-			state += " implied"
+			continue
 		}
+		state := ""
 		if !pl.Active {
 			state += " inactive"
 		}
@@ -155,8 +168,21 @@ func dumpPicker(b *strings.Builder, p *Picker) {
 		rel, _ := filepath.Rel(cwd, p.DiscoveryFile.Path)
 		fmt.Fprintf(b, "  discovery %s %s watch=%t\n", p.Discovery.Name, rel, p.DiscoveryFile.WatchFile)
 	}
-	for _, pl := range p.Parsers {
-		fmt.Fprintf(b, "  parser %s\n", pl.Name)
+	for _, s := range p.Sources {
+		fmt.Fprintf(b, "  source %s:%s\n", s.Name, names(s.Extractors))
+	}
+	fmt.Fprintf(b, "  parsers%s\n", names(p.Parsers))
+	fmt.Fprintf(b, "  detector %s\n", p.Detector.Name)
+	for _, pl := range p.Producers {
+		fmt.Fprintf(b, "  producer%s\n", names([]*Plugin{pl}))
+	}
+	if len(p.Screeners)+len(p.Admitters) > 0 {
+		fmt.Fprintf(b, "  screeners%s, admitters%s\n", names(p.Screeners), names(p.Admitters))
+	}
+	for _, pl := range p.Plugins {
+		for _, r := range pl.reads {
+			fmt.Fprintf(b, "  %s reads %s of %s\n", pl.Name, r.data, r.by.Name)
+		}
 	}
 	if fc := p.FlowControl; fc != nil {
 		fmt.Fprintf(b, "  flow bytes=%v requests=%v ttl=%v bands=%d\n", fc.MaxBytes, fc.MaxRequests, fc.DefaultRequestTTL, len(fc.PriorityBands))

@@ -56,6 +56,7 @@ func readPicker(d *document) {
 	p.parsers()
 	p.dataLayer()
 	p.flowControl()
+	p.data()
 	d.cfg.Pickers = append(d.cfg.Pickers, p.picker)
 }
 
@@ -127,6 +128,7 @@ func (p *pickerDocument) parameters(pl *Plugin, n *yaml.Node, at string) {
 		return
 	}
 	file := p.file
+	pl.parameters = n
 	pl.decode = func(v any) error {
 		var ps Problems
 		if !isNull(n) {
@@ -268,15 +270,24 @@ func either(roles []plugin.Role) string {
 	return s
 }
 
-// imply adds a plugin that a default brings, with its default parameters.
+// imply finds the plugin of a type that a default wants: the one named as its type, else the first
+// declared, else one that is added, with its default parameters.
 func (p *pickerDocument) imply(typ string) *Plugin {
+	name, taken := typ, false
 	for _, pl := range p.picker.Plugins {
-		if pl.Name == typ {
+		if pl.Name == typ && pl.Type == typ {
 			return pl
 		}
+		taken = taken || pl.Name == typ
+	}
+	if i := slices.IndexFunc(p.picker.Plugins, func(pl *Plugin) bool { return pl.Type == typ }); i >= 0 {
+		return p.picker.Plugins[i]
+	}
+	if taken {
+		name += "-default"
 	}
 	e, _ := plugin.Lookup(typ)
-	pl := &Plugin{Name: typ, Type: typ, Active: p.o.Active(typ), Implied: true, entry: e}
+	pl := &Plugin{Name: name, Type: typ, Active: p.o.Active(typ), Implied: true, entry: e}
 	p.picker.Plugins = append(p.picker.Plugins, pl)
 	return pl
 }

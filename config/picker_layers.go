@@ -4,6 +4,7 @@ package config
 
 import (
 	"cmp"
+	"slices"
 
 	"github.com/penstock-project/penstock/api"
 	"github.com/penstock-project/penstock/plugin"
@@ -13,20 +14,37 @@ import (
 func (p *pickerDocument) dataLayer() {
 	spec := p.spec.DataLayer
 	if spec == nil {
+		p.metrics()
 		return
 	}
 	for i, s := range spec.Sources {
 		at := index("dataLayer.sources", i)
-		p.ref(at+".pluginRef", s.PluginRef, Error, plugin.Source)
+		source := Source{Plugin: p.ref(at+".pluginRef", s.PluginRef, Error, plugin.Source)}
 		for k, e := range s.Extractors {
-			p.ref(index(at+".extractors", k)+".pluginRef", e.PluginRef, Error, plugin.Extractor)
+			if x := p.ref(index(at+".extractors", k)+".pluginRef", e.PluginRef, Error, plugin.Extractor); x != nil {
+				source.Extractors = append(source.Extractors, x)
+			}
 		}
+		if source.Plugin != nil {
+			p.picker.Sources = append(p.picker.Sources, source)
+		}
+	}
+	if spec.InjectDefaults == nil || *spec.InjectDefaults {
+		p.metrics()
 	}
 	dl := *spec
 	p.discovery(&dl)
 	p.peers(&dl)
 	p.crossReplica(&dl)
 	p.picker.DataLayer = &dl
+}
+
+// metrics adds the default source, unless one of its type is there.
+func (p *pickerDocument) metrics() {
+	const source = "metrics-data-source"
+	if !slices.ContainsFunc(p.picker.Sources, func(s Source) bool { return s.Type == source }) {
+		p.picker.Sources = append(p.picker.Sources, Source{p.imply(source), []*Plugin{p.imply("core-metrics-extractor")}})
+	}
 }
 
 // moved tells of a key that is spelled as another version of the document spells it, and
@@ -106,7 +124,7 @@ func (p *pickerDocument) flowControl() {
 	fc := p.spec.FlowControl
 	if old := p.spec.SaturationDetector; old != nil {
 		p.warn("saturationDetector", "is deprecated: write flowControl: {saturationDetector: {pluginRef: %s}}", old.PluginRef)
-		p.ref("saturationDetector.pluginRef", old.PluginRef, Error, plugin.Detector)
+		p.picker.Detector = p.ref("saturationDetector.pluginRef", old.PluginRef, Error, plugin.Detector)
 		if fc == nil {
 			fc = &api.FlowControl{}
 		}
@@ -115,7 +133,10 @@ func (p *pickerDocument) flowControl() {
 		}
 		fc.SaturationDetector = old
 	} else if fc != nil && fc.SaturationDetector != nil {
-		p.ref("flowControl.saturationDetector.pluginRef", fc.SaturationDetector.PluginRef, Error, plugin.Detector)
+		p.picker.Detector = p.ref("flowControl.saturationDetector.pluginRef", fc.SaturationDetector.PluginRef, Error, plugin.Detector)
+	}
+	if p.picker.Detector == nil {
+		p.picker.Detector = p.imply("utilization-detector")
 	}
 	p.picker.FlowControl = fc
 	switch gate := p.picker.Gates.FlowControl; {

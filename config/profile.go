@@ -122,7 +122,7 @@ func (p *pickerDocument) defaultChoice() *Plugin {
 	return p.imply("max-score-picker")
 }
 
-// parsers keeps v1's requestHandler.parsers, or the deprecated parser.
+// parsers keeps v1's requestHandler.parsers, or the deprecated parser, or the default.
 func (p *pickerDocument) parsers() {
 	if old := p.spec.Parser; old != nil {
 		p.warn("parser", "is deprecated: write requestHandler: {parsers: [{pluginRef: %s}]}", old.PluginRef)
@@ -135,6 +135,11 @@ func (p *pickerDocument) parsers() {
 			if pl := p.ref(index("requestHandler.parsers", i)+".pluginRef", r.PluginRef, Error, plugin.Parser); pl != nil {
 				p.picker.Parsers = append(p.picker.Parsers, pl)
 			}
+		}
+	}
+	if p.picker.Parsers == nil {
+		for _, typ := range []string{"openai-parser", "anthropic-parser", "vllmhttp-parser", "passthrough-parser"} {
+			p.picker.Parsers = append(p.picker.Parsers, p.imply(typ))
 		}
 	}
 }

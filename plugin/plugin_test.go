@@ -89,3 +89,29 @@ func TestCatalogue(t *testing.T) {
 		t.Error("found what is not there")
 	}
 }
+
+// What one plugin reads another tells, and no plugin reads what comes to be of its own.
+func TestData(t *testing.T) {
+	var after func(typ string, seen []string)
+	after = func(typ string, seen []string) {
+		e, _ := Lookup(typ)
+		for _, u := range e.Consumes {
+			by, ok := Lookup(u.From)
+			if !ok || !by.Tells(u.Data) || by.Stability == Deprecated {
+				t.Errorf("%s reads %s of %q, which does not tell it", typ, u.Data, u.From)
+			}
+			for _, d := range Catalogue() {
+				switch {
+				case !d.Tells(u.Data):
+				case slices.Contains(seen, d.Type):
+					t.Errorf("%s reads %s of %s, which comes after it", typ, u.Data, d.Type)
+				default:
+					after(d.Type, append(seen, d.Type))
+				}
+			}
+		}
+	}
+	for _, e := range Catalogue() {
+		after(e.Type, []string{e.Type})
+	}
+}
