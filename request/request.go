@@ -93,4 +93,9 @@ type Facts struct {
 	Tools     bool
 	// Prompt lists the spans that the engine's prefix cache sees.
 	Prompt []PromptSpan
+
+	models  []Span // every value of a top-level "model" that is a string or a literal
+	named   int    // how often that key came
+	begin   int64  // behind the object's brace
+	nothing bool   // the object has no keys
 }

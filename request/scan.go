@@ -94,7 +94,7 @@ func (s *Scanner) Reset(api API) {
 		prompt = nil // one huge conversation must not be paid for ever
 	}
 	s.api = api
-	s.facts = Facts{Prompt: prompt, N: 1}
+	s.facts = Facts{Prompt: prompt, N: 1, models: s.facts.models[:0]}
 	s.maxFirst, s.max, s.order, s.message, s.fields, s.tops, s.again = 0, 0, 0, 0, 0, 0, 0
 	s.walk.reset(s)
 }
@@ -108,7 +108,7 @@ func (s *Scanner) Feed(p []byte) { s.walk.feed(p) }
 func (s *Scanner) Finish() *Facts {
 	f := &s.facts
 	if !s.walk.complete() {
-		*f = Facts{Prompt: f.Prompt[:0]}
+		*f = Facts{Prompt: f.Prompt[:0], models: f.models[:0]}
 		return f
 	}
 	f.Typed = true
@@ -162,6 +162,9 @@ func (s *Scanner) common(name []byte) role {
 	switch string(name) {
 	case "model":
 		f.Model, f.ModelSpan = "", Span{}
+		if f.named++; f.named > 1 {
+			s.twice()
+		}
 		return roleModel
 	case "stream":
 		f.Stream = false
@@ -316,7 +319,10 @@ func (s *Scanner) open(r role, isObject bool, at int64) role {
 	switch r {
 	case roleRoot, roleStreamOptions, roleSampling, roleMedia, rolePart, roleMessage:
 		if isObject {
-			if r == roleMessage {
+			switch r {
+			case roleRoot:
+				s.facts.begin = at + 1
+			case roleMessage:
 				s.message++
 				s.fields = 0
 				s.order = s.order>>orderSection<<orderSection | s.message<<orderMessage
@@ -356,6 +362,8 @@ func (s *Scanner) open(r role, isObject bool, at int64) role {
 // shut implements visitor.
 func (s *Scanner) shut(in role, at int64) {
 	switch in {
+	case roleRoot:
+		s.facts.nothing = s.walk.state == atFirstKey
 	case roleTool, opaque | roleRaw:
 		s.found(Span{s.raw, at - s.raw}, Text, false)
 	case opaque | roleIDs:
@@ -388,6 +396,7 @@ const billingHeader = "x-anthropic-billing-header"
 func (s *Scanner) text(r role, t token) {
 	switch r {
 	case roleModel:
+		s.facts.models = append(s.facts.models, Span{t.Off - 1, t.Len + 2})
 		if !t.long {
 			s.facts.Model = s.remember(&s.model, t.raw)
 			s.facts.ModelSpan = Span{t.Off - 1, t.Len + 2}
@@ -423,6 +432,8 @@ func (s *Scanner) remember(last *string, raw []byte) string {
 func (s *Scanner) scalar(r role, t token) {
 	f := &s.facts
 	switch r {
+	case roleModel:
+		f.models = append(f.models, t.Span)
 	case roleStream:
 		f.Stream = string(t.raw) == "true"
 	case roleIncludeUsage:
@@ -449,10 +460,18 @@ func (s *Scanner) found(at Span, k Kind, first bool) {
 	}
 }
 
+// twice counts a key that came again, and tells whether to go on.
+func (s *Scanner) twice() bool {
+	s.again++
+	if s.again > maxAgain {
+		s.walk.state = broken // nobody means this; do not spend time on it
+	}
+	return s.again <= maxAgain
+}
+
 // forget drops the spans of n orders from the given one on: an equal key comes again.
 func (s *Scanner) forget(order, n uint64) {
-	if s.again++; s.again > maxAgain {
-		s.walk.state = broken // nobody means this; do not spend time on it
+	if !s.twice() {
 		return
 	}
 	s.facts.Prompt = slices.DeleteFunc(s.facts.Prompt, func(p PromptSpan) bool { return p.order-order < n })

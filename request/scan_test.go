@@ -24,7 +24,7 @@ func scan(s *Scanner, api API, doc string, ends ...int) *Facts {
 // describe writes facts as a text.
 func describe(doc string, f *Facts) string {
 	if !f.Typed {
-		if !reflect.DeepEqual(*f, Facts{Prompt: f.Prompt[:0]}) {
+		if !reflect.DeepEqual(*f, Facts{Prompt: f.Prompt[:0], models: f.models[:0]}) {
 			return fmt.Sprintf("untyped but not zero: %+v", f)
 		}
 		return "untyped"
