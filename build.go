@@ -208,7 +208,7 @@ func (s *site) apply(cfg *config.Config) error {
 			l = old // with what its index knows
 		}
 		next[id], lanes[id] = l, l.Lane
-		pools = append(pools, fleet.PoolSpec{ID: id, Selector: p.Selector, H2C: p.H2C, Picker: p.PickerRef, Objectives: p.Objectives})
+		pools = append(pools, fleet.PoolSpec{ID: id, Selector: p.Selector, H2C: p.H2C, Picker: p.PickerRef, Objectives: p.Objectives, Rewrites: rewrites(p.Rewrites)})
 	}
 	files, found, unread := map[string]bool{}, map[string][]fleet.EndpointSpec{}, map[string]bool{}
 	for _, path := range discoveries(cfg) {
@@ -241,6 +241,27 @@ func (s *site) apply(cfg *config.Config) error {
 	s.gw.SetLanes(lanes)
 	s.store.SetPools(pools)
 	return nil
+}
+
+// rewrites turns a pool's rules into what the store takes.
+func rewrites(rules []config.RewriteRule) fleet.Rewrites {
+	var out fleet.Rewrites
+	for _, r := range rules {
+		w := &fleet.Rewrite{Name: r.Name}
+		for _, t := range r.Targets {
+			w.Targets = append(w.Targets, fleet.Target{Model: t.Model, Weight: t.Weight})
+		}
+		for _, m := range r.Models {
+			if out.Exact == nil {
+				out.Exact = map[string]*fleet.Rewrite{}
+			}
+			out.Exact[m] = w
+		}
+		if r.All {
+			out.All = w
+		}
+	}
+	return out
 }
 
 // specs turns a list of endpoints into what the store takes.

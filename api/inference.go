@@ -85,7 +85,7 @@ type PoolRef struct {
 	Name  string `json:"name"`
 }
 
-// InferenceModelRewrite is llm-d.ai/v1alpha2 InferenceModelRewrite (and the older
+// InferenceModelRewrite is llm-d.ai/v1alpha2 and v1 InferenceModelRewrite (and the older
 // inference.networking.x-k8s.io/v1alpha2): other model names for the ones that clients ask for.
 type InferenceModelRewrite struct {
 	Meta
@@ -95,8 +95,10 @@ type InferenceModelRewrite struct {
 
 // InferenceModelRewriteSpec is the spec of an [InferenceModelRewrite].
 type InferenceModelRewriteSpec struct {
-	PoolRef *PoolRef      `json:"poolRef"`
-	Rules   []RewriteRule `json:"rules"`
+	PoolRef *PoolRef `json:"poolRef"`
+	// PoolRefs are the pools in v1, which may also be one under poolRef.
+	PoolRefs []PoolRef     `json:"poolRefs"`
+	Rules    []RewriteRule `json:"rules"`
 }
 
 // RewriteRule gives requests that match any of Matches (all, when empty) one of the targets.

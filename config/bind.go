@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// bind connects the documents: pools with their pickers and their objectives.
+// bind connects the documents: pools with their pickers, objectives and rewrites.
 func (l *loader) bind() {
 	d := newLoader(Options{Active: l.o.Active})
 	for _, root := range parse([]byte(defaultPicker), "", d.report) {
@@ -29,6 +29,7 @@ func (l *loader) bind() {
 	for _, o := range l.cfg.Objectives {
 		l.objective(o)
 	}
+	l.rewrites()
 	for _, p := range l.pods {
 		l.addEndpoints(p.abs, p.endpoints(l.cfg.Pools))
 	}
@@ -94,4 +95,64 @@ func (l *loader) objective(o Objective) {
 		l.report(Problem{Severity: Warning, File: o.File, Line: o.Line, Path: "spec",
 			Text: fmt.Sprintf("objective %s names %s, which is not among the pools here", o.Name, strings.Join(lost, ", "))})
 	}
+}
+
+// rewrites gives the rules of rewrites to their pools. Of rules for one model the first counts: that of
+// the older object, those without a creation time being the youngest; then by namespace and name of the
+// object; then in the order of its rules.
+func (l *loader) rewrites() {
+	slices.SortStableFunc(l.cfg.Rewrites, func(a, b Rewrite) int {
+		if a.Created.IsZero() != b.Created.IsZero() {
+			if a.Created.IsZero() {
+				return 1
+			}
+			return -1
+		}
+		return cmp.Or(a.Created.Compare(b.Created), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	for i := range l.cfg.Rewrites {
+		l.rewrite(&l.cfg.Rewrites[i])
+	}
+}
+
+// rewrite gives a rewrite's rules to its pools. One without a namespace takes theirs.
+func (l *loader) rewrite(w *Rewrite) {
+	lost := slices.Clone(w.PoolRefs)
+	for _, p := range l.cfg.Pools {
+		if cmp.Or(w.Namespace, p.Namespace) != p.Namespace || !slices.Contains(w.PoolRefs, p.Name) {
+			continue
+		}
+		lost = slices.DeleteFunc(lost, func(name string) bool { return name == p.Name })
+		for i, r := range w.Rules {
+			if r = l.unclaimed(w, p, i); len(r.Models) > 0 || r.All {
+				p.Rewrites = append(p.Rewrites, r)
+			}
+		}
+	}
+	if len(lost) > 0 {
+		l.report(Problem{Severity: Warning, File: w.File, Line: w.Line, Path: "spec",
+			Text: fmt.Sprintf("rewrite %s names %s, which is not among the pools here", w.Name, strings.Join(lost, ", "))})
+	}
+}
+
+// unclaimed is what an earlier rule of the pool leaves of the i-th rule, and says when that is less.
+func (l *loader) unclaimed(w *Rewrite, p *Pool, i int) RewriteRule {
+	r := w.Rules[i]
+	models := r.Models
+	r.Models = nil
+	claimed := func(what string, by func(RewriteRule) bool) bool {
+		k := slices.IndexFunc(p.Rewrites, by)
+		if k >= 0 {
+			l.report(Problem{Severity: Warning, File: w.File, Line: r.Line, Path: index("spec.rules", i),
+				Text: fmt.Sprintf("never decides on %s to pool %s: an earlier rule, of %s, does", what, p.Name, p.Rewrites[k].Name)})
+		}
+		return k >= 0
+	}
+	for _, m := range models {
+		if !slices.Contains(r.Models, m) && !claimed(fmt.Sprintf("requests for %q", short(m)), func(o RewriteRule) bool { return slices.Contains(o.Models, m) }) {
+			r.Models = append(r.Models, m)
+		}
+	}
+	r.All = r.All && !claimed("requests for all models", func(o RewriteRule) bool { return o.All })
+	return r
 }

@@ -9,6 +9,8 @@
 package config
 
 import (
+	"time"
+
 	"go.yaml.in/yaml/v3"
 
 	"github.com/penstock-project/penstock/api"
@@ -19,7 +21,7 @@ import (
 // catalogue as active and leaves parameters unread.
 type Options struct {
 	// Active reports whether this build acts on a plugin type, or on one of the features
-	// flowControl, crossReplica, peerDiscovery, InferenceModelRewrite, HTTPRoute, Gateway and
+	// flowControl, crossReplica, peerDiscovery, HTTPRoute, Gateway and
 	// ConfigMap (model mappings). What is not active is accepted with a warning that names it.
 	// Discovery by file is always active.
 	Active func(name string) bool
@@ -46,10 +48,11 @@ type Config struct {
 	Penstock api.PenstockSpec
 	// Endpoints are the files that hold lists of endpoints, or pods that pools here select.
 	Endpoints []EndpointFile
-	// Routes, Gateways, Rewrites and Mappings are read and checked; nothing acts on them yet.
+	// Rewrites are sorted by precedence.
+	Rewrites []Rewrite
+	// Routes, Gateways and Mappings are read and checked; nothing acts on them yet.
 	Routes   []*api.HTTPRoute
 	Gateways []*api.Gateway
-	Rewrites []*api.InferenceModelRewrite
 	Mappings []api.ModelMapping
 	// Files and Folders are the absolute paths that were read, to be watched.
 	Files, Folders []string
@@ -77,6 +80,8 @@ type Pool struct {
 	Picker *Picker
 	// Objectives are the priorities by objective name.
 	Objectives map[string]int
+	// Rewrites are the rules of its InferenceModelRewrites that can apply: a model has one at most.
+	Rewrites []RewriteRule
 	// File and Line are where it was written.
 	File string
 	Line int
@@ -91,6 +96,34 @@ type Objective struct {
 	PoolSelector *api.LabelSelector
 	File         string
 	Line         int
+}
+
+// Rewrite is an InferenceModelRewrite.
+type Rewrite struct {
+	Namespace, Name string
+	PoolRefs        []string
+	// Created is its creationTimestamp, zero when not given.
+	Created time.Time
+	Rules   []RewriteRule
+	File    string
+	Line    int
+}
+
+// RewriteRule gives requests for some models one of the targets.
+type RewriteRule struct {
+	// Name is the name of the InferenceModelRewrite that it stands in.
+	Name string
+	// Models are the names that clients ask for; All takes every other one, too.
+	Models  []string
+	All     bool
+	Targets []RewriteTarget
+	Line    int
+}
+
+// RewriteTarget is a model's name and its share of the requests.
+type RewriteTarget struct {
+	Model  string
+	Weight int
 }
 
 // Picker is an EndpointPickerConfig with its defaults filled in.

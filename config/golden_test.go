@@ -111,6 +111,11 @@ func dump(cfg *Config) string {
 			fmt.Fprintf(&b, "  objective %s %d\n", name, p.Objectives[name])
 		}
 	}
+	for _, p := range cfg.Pools {
+		for _, r := range p.Rewrites {
+			fmt.Fprintf(&b, "rewrite in %s by %s: %q all=%t to %v\n", p.Name, r.Name, r.Models, r.All, r.Targets)
+		}
+	}
 	for _, p := range cfg.Pickers {
 		dumpPicker(&b, p)
 	}

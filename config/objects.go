@@ -5,6 +5,7 @@ package config
 import (
 	"cmp"
 	"slices"
+	"time"
 
 	"go.yaml.in/yaml/v3"
 
@@ -149,29 +150,85 @@ func readRewrite(d *document) {
 		return
 	}
 	d.unique("InferenceModelRewrite", r.Metadata.Namespace, r.Metadata.Name)
-	if r.Spec.PoolRef == nil {
-		d.fail("spec", "names no pool: want poolRef")
-	} else {
-		d.poolRef("spec.poolRef", *r.Spec.PoolRef)
+	w := Rewrite{
+		Namespace: r.Metadata.Namespace, Name: r.Metadata.Name, PoolRefs: d.rewritePools(&r),
+		File: d.file, Line: d.root.Line,
+	}
+	if at := r.Metadata.CreationTimestamp; at != "" {
+		var err error
+		if w.Created, err = time.Parse(time.RFC3339, at); err != nil {
+			d.warn("metadata.creationTimestamp", "want a time such as 2026-01-31T12:00:00Z, got %q: it does not count", short(at))
+		}
 	}
 	for i, rule := range r.Spec.Rules {
-		at := index("spec.rules", i)
-		for k, m := range rule.Matches {
-			if m.Model != nil {
-				d.oneOf(index(at+".matches", k)+".model.type", m.Model.Type, "Exact")
-			}
-		}
-		if len(rule.Targets) == 0 {
-			d.fail(at+".targets", "want at least one target")
-		}
-		for k, t := range rule.Targets {
-			if t.Weight != nil && (*t.Weight < 1 || *t.Weight > 1e6) {
-				d.fail(index(at+".targets", k)+".weight", "want 1 to 1000000, got %d", *t.Weight)
-			}
+		w.Rules = append(w.Rules, d.rewriteRule(index("spec.rules", i), w.Name, rule))
+	}
+	d.cfg.Rewrites = append(d.cfg.Rewrites, w)
+}
+
+// rewritePools reads the names of the pools that a rewrite is for.
+func (d *document) rewritePools(r *api.InferenceModelRewrite) []string {
+	refs, v1 := r.Spec.PoolRefs, r.APIVersion == "llm-d.ai/v1"
+	if !v1 && field(field(d.root, "spec"), "poolRefs") != nil {
+		d.fail("spec.poolRefs", "belongs to llm-d.ai/v1: in %s write poolRef", r.APIVersion)
+		return nil
+	}
+	var names []string
+	add := func(at string, ref api.PoolRef) {
+		d.poolRef(at, ref)
+		if slices.Contains(names, ref.Name) {
+			d.fail(at+".name", "%s is written twice", ref.Name)
+		} else if ref.Name != "" {
+			names = append(names, ref.Name)
 		}
 	}
-	d.inactive("kind", "InferenceModelRewrite")
-	d.cfg.Rewrites = append(d.cfg.Rewrites, &r)
+	if r.Spec.PoolRef != nil {
+		add("spec.poolRef", *r.Spec.PoolRef)
+	}
+	for i, ref := range refs {
+		add(index("spec.poolRefs", i), ref)
+	}
+	if r.Spec.PoolRef == nil && len(refs) == 0 {
+		d.fail("spec", "names no pool: want poolRef")
+	}
+	return names
+}
+
+func (d *document) rewriteRule(at, name string, r api.RewriteRule) RewriteRule {
+	rule := RewriteRule{Name: name, All: len(r.Matches) == 0, Line: line(d.root, at)}
+	for k, m := range r.Matches {
+		at := index(at+".matches", k) + ".model"
+		switch {
+		case m.Model == nil:
+			rule.All = true
+		case m.Model.Value == "":
+			d.fail(at+".value", "is missing: a rule for all models has no matches")
+		default:
+			d.oneOf(at+".type", m.Model.Type, "Exact")
+			rule.Models = append(rule.Models, m.Model.Value)
+		}
+	}
+	if len(r.Targets) == 0 {
+		d.fail(at+".targets", "want at least one target")
+	}
+	weighted := slices.ContainsFunc(r.Targets, func(t api.RewriteTarget) bool { return t.Weight != nil })
+	for k, t := range r.Targets {
+		at, weight := index(at+".targets", k), 1
+		switch {
+		case t.ModelRewrite == "":
+			d.fail(at+".modelRewrite", "is missing")
+		case t.Weight == nil && weighted:
+			d.warn(at, "%s is never chosen: it has no weight, and others have one", t.ModelRewrite)
+			weight = 0
+		}
+		if t.Weight != nil {
+			if weight = int(*t.Weight); weight < 1 || weight > 1e6 {
+				d.fail(at+".weight", "want 1 to 1000000, got %d", weight)
+			}
+		}
+		rule.Targets = append(rule.Targets, RewriteTarget{Model: t.ModelRewrite, Weight: weight})
+	}
+	return rule
 }
 
 func readRoute(d *document) {

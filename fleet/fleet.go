@@ -131,8 +131,31 @@ type Pool struct {
 	H2C bool
 	// Objectives maps InferenceObjective names to priorities, higher first.
 	Objectives map[string]int
+	// Rewrites are the rules of InferenceModelRewrites.
+	Rewrites Rewrites
 	// Picker names the EndpointPickerConfig that decides for this pool.
 	Picker string
+}
+
+// Rewrites are the rules by which requests to a pool ask for other models than their clients did.
+// They are not changed once a store has them.
+type Rewrites struct {
+	// Exact are the rules by the model that a client asks for; All, if any, is for every other.
+	Exact map[string]*Rewrite
+	All   *Rewrite
+}
+
+// Rewrite is one rule.
+type Rewrite struct {
+	// Name is the name of the InferenceModelRewrite that it stands in.
+	Name    string
+	Targets []Target
+}
+
+// Target is a model and its share of a rule's requests.
+type Target struct {
+	Model  string
+	Weight int // of the sum of weights; when that is 0 all targets have the same share
 }
 
 // Snapshot is all we were told, at one moment. Pools are sorted by ID.

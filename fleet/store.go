@@ -31,6 +31,7 @@ type PoolSpec struct {
 	// Picker is endpointPickerRef.name.
 	Picker     string
 	Objectives map[string]int
+	Rewrites   Rewrites
 }
 
 // EndpointSpec is an endpoint as a discovery source describes it.
@@ -352,7 +353,7 @@ func (s *Store) publish() {
 		}
 	}
 	for i, spec := range s.pools {
-		p := &Pool{ID: spec.ID, H2C: spec.H2C, Objectives: spec.Objectives, Picker: spec.Picker}
+		p := &Pool{ID: spec.ID, H2C: spec.H2C, Objectives: spec.Objectives, Rewrites: spec.Rewrites, Picker: spec.Picker}
 		if m := s.members[i]; len(m) > 0 {
 			p.Endpoints = make([]*Endpoint, len(m))
 			for k, e := range m {

@@ -54,6 +54,7 @@ type Exchange struct {
 	hold    fleet.Hold
 	answer  *request.Answer
 	sse     bool
+	rename  rename
 }
 
 // Begin starts an exchange. It never fails; what is wrong shows in Write or Place.
@@ -178,13 +179,13 @@ func (x *Exchange) Place(ctx context.Context) (*Placement, *Refusal) {
 	facts := x.facts
 	x.out.Stream = facts.Stream
 	snap := x.g.Store.Load()
-	pool, unknown := route.Pool(snap, route.Ask{Model: facts.Model, Strict: x.door.Strict && x.api != request.Unknown})
+	pool, model, refused := x.aim(snap)
 	if pool != nil {
 		x.out.Pool = pool.ID.String()
 	}
-	x.label(pool, facts.Model)
-	if unknown {
-		return nil, UnknownModel(facts.Model)
+	x.label(pool, facts.Model, model)
+	if refused != nil {
+		return nil, refused
 	}
 	if pool != nil {
 		x.lane = x.g.Lanes()[pool.ID]
@@ -194,8 +195,8 @@ func (x *Exchange) Place(ctx context.Context) (*Placement, *Refusal) {
 	}
 	c := x.g.cycles.Get().(*sched.Cycle)
 	x.cycle = c
-	c.Now, c.Stale, c.Model, c.Salt = bodyEnd, x.g.Stale, facts.Model, facts.Salt
-	x.candidates(c, pool, facts.Model)
+	c.Now, c.Stale, c.Model, c.Salt = bodyEnd, x.g.Stale, model, facts.Salt
+	x.candidates(c, pool, model)
 	if len(c.Candidates) == 0 {
 		return nil, noEndpoints()
 	}
@@ -236,8 +237,8 @@ func (x *Exchange) decode() *Refusal {
 }
 
 // label sets who the request is for in metrics, and counts it as running.
-func (x *Exchange) label(pool *fleet.Pool, model string) {
-	x.out.Labels = observe.Labels{Model: model, Target: model, Tenant: "default-flow"}
+func (x *Exchange) label(pool *fleet.Pool, model, target string) {
+	x.out.Labels = observe.Labels{Model: model, Target: target, Tenant: "default-flow"}
 	if x.trusted {
 		if v := either(x.head.Headers, tenantHeader); v != "" {
 			x.out.Tenant = v
@@ -356,6 +357,9 @@ func (x *Exchange) placement(pool *fleet.Pool) *Placement {
 		}
 		p.Destination = b.String()
 	}
+	if x.body.Edited() {
+		p.Body = x.body
+	}
 	if x.decoded != nil {
 		p.Body = x.decoded
 		p.Remove = append(p.Remove, "content-encoding")
@@ -469,6 +473,7 @@ func (x *Exchange) Answer(status int, h Headers) {
 		x.answer = answers.Get().(*request.Answer)
 	}
 	x.answer.Reset(x.api, x.sse)
+	x.restores(h)
 }
 
 // Pass is told a piece of the answer's body as it goes by; p is not kept.
@@ -518,6 +523,7 @@ func (x *Exchange) End(end observe.End) {
 		answers.Put(x.answer)
 		x.answer = nil
 	}
+	x.restored()
 	scanners.Put(x.scan)
 	x.scan, x.facts = nil, nil
 	x.release()

@@ -20,6 +20,7 @@ import (
 	"github.com/penstock-project/penstock/flow"
 	"github.com/penstock-project/penstock/observe"
 	"github.com/penstock-project/penstock/request"
+	"github.com/penstock-project/penstock/route"
 	"github.com/penstock-project/penstock/sched"
 )
 
@@ -145,8 +146,8 @@ func (g *Gateway) SetLanes(l Lanes) { g.lanes.Store(&l) }
 // Lanes are the lanes in force; not to be changed.
 func (g *Gateway) Lanes() Lanes { return *g.lanes.Load() }
 
-// Models returns the union of what the pools serve, sorted.
-func (g *Gateway) Models() []string { return g.Store.Load().Models() }
+// Models returns the models that clients may ask for, sorted.
+func (g *Gateway) Models() []string { return route.Names(g.Store.Load()) }
 
 // Open counts the exchanges that began and did not end.
 func (g *Gateway) Open() int64 { return g.open.Load() }

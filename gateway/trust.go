@@ -38,6 +38,7 @@ func (t *Trust) Trusts(peer netip.Addr, h Headers) bool {
 var (
 	tenantHeader    = [2]string{"x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id"}
 	objectiveHeader = [2]string{"x-llm-d-inference-objective", "x-gateway-inference-objective"}
+	rewriteHeader   = [2]string{"x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite"}
 )
 
 // Destination is the header that carries the choice to the data plane.
@@ -67,6 +68,7 @@ func controlHeader(name string) bool {
 // named are the control headers that mean something today.
 var named = map[string]bool{
 	tenantHeader[0]: true, tenantHeader[1]: true, objectiveHeader[0]: true, objectiveHeader[1]: true,
+	rewriteHeader[0]: true, rewriteHeader[1]: true,
 }
 
 // controlKind is the family of a control header's name.

@@ -16,6 +16,8 @@ import (
 type Ask struct {
 	// Model is the body's model, empty when there is none.
 	Model string
+	// Plain leaves the pools' rules aside: Model is what endpoints are to be asked for.
+	Plain bool
 	// Strict refuses a model that no endpoint serves also where there is only one pool.
 	Strict bool
 }
@@ -24,7 +26,8 @@ type Ask struct {
 // serves the model; else there is no pool at all.
 //
 // A request without a model goes to the first pool that has endpoints. So does one whose model is
-// not known while some pool has not told what it serves.
+// not known while some pool has not told what it serves. A pool's rules make models known, too: one for
+// just that model when nobody serves it, one for all models when nobody could.
 func Pool(s *fleet.Snapshot, a Ask) (pool *fleet.Pool, unknownModel bool) {
 	if len(s.Pools) == 0 {
 		return nil, false
@@ -32,13 +35,21 @@ func Pool(s *fleet.Snapshot, a Ask) (pool *fleet.Pool, unknownModel bool) {
 	if len(s.Pools) == 1 && (a.Model == "" || !a.Strict) {
 		return s.Pools[0], false
 	}
-	var first, untold *fleet.Pool
+	var first, named, untold, all *fleet.Pool
 	for _, p := range s.Pools {
 		if first == nil && len(p.Endpoints) > 0 {
 			first = p
 		}
 		if a.Model == "" {
 			continue
+		}
+		if !a.Plain {
+			if named == nil && p.Rewrites.Exact[a.Model] != nil {
+				named = p
+			}
+			if all == nil && p.Rewrites.All != nil {
+				all = p
+			}
 		}
 		told := true
 		for _, e := range p.Endpoints {
@@ -57,8 +68,12 @@ func Pool(s *fleet.Snapshot, a Ask) (pool *fleet.Pool, unknownModel bool) {
 		return first, false
 	case a.Model == "":
 		return s.Pools[0], false
+	case named != nil:
+		return named, false
 	case untold != nil:
 		return untold, false
+	case all != nil:
+		return all, false
 	}
 	return nil, true
 }
