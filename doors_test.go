@@ -4,6 +4,7 @@ package penstock
 
 import (
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"context"
 	"crypto/sha256"
@@ -61,8 +62,9 @@ func newEngine(t *testing.T, model string) *engine {
 		e.seen = append(e.seen, seen{r.Method, r.URL.Path, r.Header, sha256.Sum256(body), body})
 		e.mu.Unlock()
 		var ask struct {
-			Stream bool   `json:"stream"`
-			User   string `json:"user"`
+			Model  json.RawMessage `json:"model"` // as it stands
+			Stream bool            `json:"stream"`
+			User   string          `json:"user"`
 		}
 		_ = json.Unmarshal(body, &ask) // what is not JSON gets a plain answer
 		switch {
@@ -72,13 +74,13 @@ func newEngine(t *testing.T, model string) *engine {
 		case ask.Stream:
 			w.Header().Set("content-type", "text/event-stream")
 			for i := range 5 {
-				fmt.Fprintf(w, "data: {\"choices\":[{\"delta\":{\"content\":\"t%d\"}}]}\n\n", i)
+				fmt.Fprintf(w, "data: {\"choices\":[{\"delta\":{\"content\":\"t%d\"}}],\"model\":%s}\n\n", i, cmp.Or(string(ask.Model), "null"))
 				w.(http.Flusher).Flush()
 			}
 			_, _ = io.WriteString(w, "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":7,\"completion_tokens\":5}}\n\ndata: [DONE]\n\n")
 		default:
 			w.Header().Set("content-type", "application/json")
-			_, _ = io.WriteString(w, `{"choices":[{"message":{"content":"hi"}}],"usage":{"prompt_tokens":7,"completion_tokens":1}}`)
+			fmt.Fprintf(w, `{"choices":[{"message":{"content":"\"model\":\"m\"","model":"m"}}],"model":%s,"usage":{"prompt_tokens":7,"completion_tokens":1}}`, cmp.Or(string(ask.Model), "null"))
 		}
 	}))
 	t.Cleanup(e.Close)
@@ -291,14 +293,21 @@ func filter(client extprocv3.ExternalProcessorClient, w http.ResponseWriter, r *
 // answerThrough shows the answer to the picker and passes on what it echoes.
 func answerThrough(stream extprocv3.ExternalProcessor_ProcessClient, w http.ResponseWriter, answer *http.Response) error {
 	head := []*corev3.HeaderValue{header(":status", fmt.Sprint(answer.StatusCode)), header("content-type", answer.Header.Get("content-type"))}
+	if n := answer.Header.Get("content-length"); n != "" {
+		head = append(head, header("content-length", n))
+	}
 	if err := stream.Send(&extprocv3.ProcessingRequest{Request: &extprocv3.ProcessingRequest_ResponseHeaders{ResponseHeaders: &extprocv3.HttpHeaders{Headers: &corev3.HeaderMap{Headers: head}}}}); err != nil {
 		return err
 	}
-	if _, err := stream.Recv(); err != nil {
+	m, err := stream.Recv()
+	if err != nil {
 		return err
 	}
 	for k, vs := range answer.Header {
 		w.Header()[k] = vs
+	}
+	for _, k := range m.GetResponseHeaders().GetResponse().GetHeaderMutation().GetRemoveHeaders() {
+		w.Header().Del(k)
 	}
 	w.WriteHeader(answer.StatusCode)
 	buf := make([]byte, 1000)

@@ -38,6 +38,14 @@ var (
 	plainResponseTrailers = plain(replyResponseTrailers)
 )
 
+// unsizedResponseHeaders takes the length out of an answer's head.
+var unsizedResponseHeaders = func() reply {
+	m := mutation{remove: []string{"content-length"}}
+	b := nest(m.append(nil), 0, 2) // header_mutation
+	b = nest(b, 0, 1)              // response
+	return encoded(nest(b, 0, replyResponseHeaders))
+}()
+
 func plain(field protowire.Number) reply {
 	return encoded(appendBytes(nil, field, ""))
 }
@@ -121,6 +129,21 @@ func decision(scratch []byte, field protowire.Number, destination string, m *mut
 	b = appendEntry(b, start, namespace)
 	b = nest(b, start, replyMetadata)
 	return encoded(append([]byte(nil), b...)), b
+}
+
+// replaced is the reply that puts body in the place of what came: 2 header_mutation, 3 body_mutation with
+// 1 body or 2 clear_body.
+func replaced(field protowire.Number, m *mutation, body []byte) reply {
+	b := nest(m.append(nil), 0, 2)
+	start := len(b)
+	if len(body) > 0 {
+		b = appendBytes(b, 1, body)
+	} else {
+		b = appendNumber(b, 2, 1)
+	}
+	b = nest(b, start, 3)
+	b = nest(b, 0, 1)
+	return encoded(nest(b, 0, field))
 }
 
 // appendEntry makes the value that begins at start an entry of a Struct's fields.

@@ -44,6 +44,7 @@ type fakeExchange struct {
 	passed  []byte
 	refused *gateway.Refusal
 	failed  error
+	restore *request.Restorer
 	ends    []observe.End
 }
 
@@ -96,6 +97,8 @@ func (x *fakeExchange) Pass(p []byte) {
 		x.passed = append(x.passed, p...)
 	}
 }
+
+func (x *fakeExchange) Restore() *request.Restorer { return x.restore }
 
 func (x *fakeExchange) Refuse(r *gateway.Refusal) { x.refused = r }
 func (x *fakeExchange) Fail(err error)            { x.failed = err }

@@ -29,6 +29,7 @@ type exchange interface {
 	Served(address string)
 	Answer(status int, h gateway.Headers)
 	Pass(p []byte)
+	Restore() *request.Restorer
 	Refuse(r *gateway.Refusal)
 	Fail(err error)
 	End(end observe.End)
@@ -62,6 +63,7 @@ type session struct {
 	requestMode, responseMode mode
 	bodyEnded                 bool // nothing more of the request is to come but trailers
 	placed                    bool
+	sized                     bool // the answer's head tells its length
 
 	wait *waiting      // of the request, once it is to be placed
 	kept *request.Body // of which the proxy has not taken all yet
@@ -190,6 +192,13 @@ func (s *session) message(data *wire.Message) (err error) {
 	case m.kind == responseBody:
 		return s.responseBody()
 	default:
+		if r := s.restore(); r != nil && s.responseMode == fullDuplex {
+			if rest := r.Finish(); len(rest) > 0 { // no piece of the body was its end
+				if err := s.send(inlined(replyResponseBody, []wire.Piece{{P: rest}}, len(rest), false)); err != nil {
+					return err
+				}
+			}
+		}
 		if err := s.send(plainResponseTrailers); err != nil {
 			return err
 		}
@@ -489,7 +498,11 @@ func (s *session) responseHeaders() error {
 		code, _ := strconv.Atoi(m.headers.Get(":status"))
 		s.x.Answer(code, &m.headers)
 	}
-	if err := s.send(plainResponseHeaders); err != nil {
+	answer := plainResponseHeaders
+	if s.sized = m.headers.has("content-length"); s.sized && s.restore() != nil && s.responseMode != noBody && s.responseMode != buffered {
+		answer = unsizedResponseHeaders // it will have another length
+	}
+	if err := s.send(answer); err != nil {
 		return err
 	}
 	if m.end {
@@ -498,13 +511,28 @@ func (s *session) responseHeaders() error {
 	return nil
 }
 
+// restore is what the answer's body passes through, nil when it goes on as it comes.
+func (s *session) restore() *request.Restorer {
+	if s.x == nil || s.ended {
+		return nil
+	}
+	return s.x.Restore()
+}
+
 // responseBody passes a piece of the answer on at once.
 func (s *session) responseBody() error {
 	m := &s.msg
 	for i := 0; i < len(m.body) && !s.ended; i++ {
 		s.x.Pass(m.body[i].P)
 	}
-	err := s.echoAnswer()
+	var err error
+	if r := s.restore(); r == nil {
+		err = s.echoAnswer()
+	} else if s.responseMode == fullDuplex {
+		err = s.echoRestored(r)
+	} else {
+		err = s.replaceAnswer(r)
+	}
 	if err == nil && m.end {
 		s.end(observe.Complete)
 	}
@@ -527,4 +555,60 @@ func (s *session) echoAnswer() error {
 		}
 	}
 	return w.flush(m.end)
+}
+
+// echoRestored is echoAnswer for an answer in which something changes. What does not is not copied.
+func (s *session) echoRestored(r *request.Restorer) error {
+	m := &s.msg
+	w := s.writer(replyResponseBody)
+	defer s.written(&w)
+	for _, p := range m.body {
+		var err error
+		if out := r.Feed(p.P); shares(out, p.P) {
+			err = w.view(wire.Piece{P: out, Buffer: p.Buffer})
+		} else if len(out) > 0 {
+			err = w.copied(out)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	if m.end {
+		if rest := r.Finish(); len(rest) > 0 {
+			if err := w.copied(rest); err != nil {
+				return err
+			}
+		}
+	}
+	return w.flush(m.end)
+}
+
+// shares reports whether a begins where b does.
+func shares(a, b []byte) bool { return len(a) > 0 && len(b) > 0 && &a[0] == &b[0] }
+
+// replaceAnswer is what there is instead of an echo in the modes that have none: each piece is replaced
+// where it changes. What is kept back must wait for another piece, so that in STREAMED mode an answer that
+// breaks off within a name, and has trailers, ends at that name.
+func (s *session) replaceAnswer(r *request.Restorer) error {
+	m := &s.msg
+	changed := false
+	var body []byte
+	for _, p := range m.body {
+		out := r.Feed(p.P)
+		changed = changed || len(out) != len(p.P) || len(out) > 0 && !shares(out, p.P)
+		body = append(body, out...)
+	}
+	if m.end || s.responseMode != streamed { // else it is all that we get to see
+		rest := r.Finish()
+		body = append(body, rest...)
+		changed = changed || len(rest) > 0
+	}
+	if !changed {
+		return s.send(plainResponseBody)
+	}
+	var c mutation
+	if s.sized && s.responseMode == buffered {
+		c.set = []gateway.Header{{Name: "content-length", Value: strconv.Itoa(len(body))}}
+	}
+	return s.send(replaced(replyResponseBody, &c, body))
 }

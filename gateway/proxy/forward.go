@@ -284,6 +284,10 @@ func (c *call) relay(ep *fleet.Endpoint, status int, src source) {
 	view := answered(h)
 	c.x.Answer(status, view)
 	_, sized := h["Content-Length"]
+	restore := c.x.Restore()
+	if restore != nil && c.r.Method != http.MethodHead {
+		delete(h, "Content-Length") // net/http tells the new one, or sends chunks
+	}
 	sse := isSSE(h)
 	announced := h["Trailer"]
 	if sized && announced != nil && c.r.Method != http.MethodHead { // HTTP/2 knows both, HTTP/1.1 one of them
@@ -301,7 +305,7 @@ func (c *call) relay(ep *fleet.Endpoint, status int, src source) {
 	}
 	c.w.WriteHeader(status)
 	c.started = true
-	out := stream{c: c, live: sse || !sized, sse: sse, fresh: true}
+	out := stream{c: c, live: sse || !sized, sse: sse, fresh: true, restore: restore}
 	out.flusher, _ = c.w.(flusher)
 	if out.live && !src.pending() { // the head need not wait for the first piece
 		out.flush()

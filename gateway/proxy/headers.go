@@ -28,7 +28,8 @@ func spellings() (lower, canon map[string]string) {
 		X-Session-Id X-Stainless-Arch X-Stainless-Async X-Stainless-Helper-Method X-Stainless-Lang X-Stainless-Os
 		X-Stainless-Package-Version X-Stainless-Read-Timeout X-Stainless-Retry-Count X-Stainless-Runtime
 		X-Stainless-Runtime-Version X-Stainless-Timeout X-Gateway-Destination-Endpoint X-Gateway-Inference-Fairness-Id
-		X-Gateway-Inference-Objective X-Llm-D-Inference-Fairness-Id X-Llm-D-Inference-Objective`) {
+		X-Gateway-Inference-Objective X-Llm-D-Inference-Fairness-Id X-Llm-D-Inference-Objective
+		X-Gateway-Model-Name-Rewrite X-Llm-D-Model-Name-Rewrite`) {
 		l := strings.ToLower(n)
 		lower[n], canon[n], canon[l] = l, n, n
 	}

@@ -90,6 +90,7 @@ type exchange interface {
 	Unavailable() *gateway.Refusal
 	Answer(status int, h gateway.Headers)
 	Pass(p []byte)
+	Restore() *request.Restorer
 	Refuse(r *gateway.Refusal)
 	Fail(err error)
 	End(end observe.End)

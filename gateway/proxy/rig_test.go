@@ -40,6 +40,7 @@ type script struct {
 	remove    []string
 	hold      bool // Place waits until its context ends
 	panics    bool
+	restore   func() *request.Restorer
 
 	ended chan *told // every exchange, when it ends
 }
@@ -329,4 +330,11 @@ func h2cEngine(t testing.TB, h http.HandlerFunc) string {
 	srv.Start()
 	t.Cleanup(srv.Close)
 	return srv.Listener.Addr().String()
+}
+
+func (x *told) Restore() *request.Restorer {
+	if x.s.restore == nil {
+		return nil
+	}
+	return x.s.restore()
 }

@@ -23,6 +23,7 @@ type stream struct {
 	live    bool // every piece goes on at once
 	sse     bool
 	fresh   bool // nothing was sent, or what was sent ends with a whole event
+	restore *request.Restorer
 }
 
 // copy passes everything on, or breaks the call off. What comes last is not flushed: net/http
@@ -32,8 +33,10 @@ func (s *stream) copy(src source) {
 	for {
 		p, err := src.next()
 		if len(p) > 0 {
-			if _, werr := c.w.Write(p); werr != nil {
-				c.left()
+			if s.restore == nil {
+				s.write(p)
+			} else {
+				s.write(s.restore.Feed(p))
 			}
 			if s.live && err == nil {
 				s.flush()
@@ -43,12 +46,25 @@ func (s *stream) copy(src source) {
 				s.fresh = bytes.HasSuffix(p, []byte("\n\n")) || bytes.HasSuffix(p, []byte("\r\n\r\n"))
 			}
 		}
+		if err == nil {
+			continue
+		}
+		if s.restore != nil {
+			s.write(s.restore.Finish())
+		}
 		if err == io.EOF {
 			return
 		}
-		if err != nil {
-			s.broken(err)
-		}
+		s.broken(err)
+	}
+}
+
+func (s *stream) write(p []byte) {
+	if len(p) == 0 {
+		return
+	}
+	if _, err := s.c.w.Write(p); err != nil {
+		s.c.left()
 	}
 }
 
