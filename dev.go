@@ -49,11 +49,10 @@ func dev(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		ctx, stop = context.WithTimeout(ctx, *lasting)
 		defer stop()
 	}
-	cfg, err := eppConfig(*file, "", "")
+	cfg, err := eppConfig(*file, "", &config.Pool{Namespace: "default", Name: "dev", PickerRef: "dev"}, true)
 	if err != nil {
 		return err
 	}
-	cfg.Pools = []*config.Pool{{Namespace: "default", Name: "dev", Picker: cfg.PickerFor("default", "dev")}}
 	p, err := newProcess(cfg, s, stderr)
 	if err != nil {
 		return err

@@ -159,13 +159,15 @@ func buildInfo() (commit, ref string) {
 
 func check(_ context.Context, args []string, stdout, _ io.Writer) error {
 	fs := flags("check", "FILE|DIR…", "Says what is wrong with manifests: file:line: what is wrong, what would be right.\nExit status 1 when something is.", stdout)
+	o := options("")
+	fs.BoolVar(&o.Experimental, "allow-experimental-plugins", false, "accept plugins that are alpha, or for tests")
 	if err := parse(fs, args); err != nil {
 		return err
 	}
 	if fs.NArg() == 0 {
 		return misused("name the files or folders to check")
 	}
-	if code := config.Check(stdout, fs.Args(), options("")); code != 0 {
+	if code := config.Check(stdout, fs.Args(), o); code != 0 {
 		return exitError(code)
 	}
 	return nil

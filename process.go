@@ -44,6 +44,7 @@ type settings struct {
 	showEndpoint                   bool // dev: say who served
 	trustLoopback                  bool // dev: the proxy heeds control headers from this machine
 	quiet                          bool // no access lines
+	experimental                   bool // alpha plugins and those for tests are allowed
 }
 
 // process is one running gateway: doors, sources, metrics.

@@ -30,6 +30,7 @@ func (s *settings) common(fs *pflag.FlagSet) {
 	fs.BoolVar(&s.pprof, "enable-pprof", s.pprof, "serve /debug/pprof on the metrics address")
 	fs.IntVarP(&s.verbosity, "v", "v", s.verbosity, "log level: 1 warnings, 2 info, 4 debug (each decision step by step), 5 trace")
 	fs.BoolVar(&s.secure, "secure-serving", s.secure, "TLS at the ext_proc door, with a self-signed certificate unless --cert-path")
+	fs.BoolVar(&s.experimental, "allow-experimental-plugins", s.experimental, "accept plugins that are alpha, or for tests")
 	fs.StringVar(&s.certPath, "cert-path", "", "folder with tls.crt and tls.key for the ext_proc door; followed when they change")
 }
 
@@ -68,8 +69,10 @@ func serve(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 
 // serveFrom serves what manifests describe; started is told when the addresses are open.
 func serveFrom(ctx context.Context, paths []string, s settings, log io.Writer, started func(*listeners)) error {
+	o := options("")
+	o.Experimental = s.experimental
 	load := func() (*config.Config, []config.Problem) {
-		cfg, problems := config.Load(paths, options(""))
+		cfg, problems := config.Load(paths, o)
 		if cfg != nil && len(cfg.Pools) == 0 {
 			return nil, append(problems, config.Problem{Severity: config.Error, File: strings.Join(paths, ", "), Text: "no InferencePool: nothing to serve"})
 		}
@@ -132,15 +135,13 @@ func epp(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	s.extproc, s.health, s.metrics = ":"+strconv.Itoa(*port), ":"+strconv.Itoa(*health), ":"+strconv.Itoa(*metrics)
-	cfg, err := eppConfig(*configFile, *configText, *namespace)
+	cfg, err := eppConfig(*configFile, *configText, &config.Pool{Namespace: *namespace, Name: *pool, PickerRef: *pool + "-epp"}, s.experimental)
 	if err != nil {
 		return err
 	}
-	picker := cfg.PickerFor(*namespace, *pool+"-epp")
-	if picker.DiscoveryFile == nil {
+	if cfg.Pools[0].Picker.DiscoveryFile == nil {
 		return fmt.Errorf("the configuration has no endpoints: file-discovery is the way to name them here (plugins: - {type: file-discovery, parameters: {path: …}}, dataLayer: {discovery: {endpoints: {pluginRef: file-discovery}}})")
 	}
-	cfg.Pools = []*config.Pool{{Namespace: *namespace, Name: *pool, Picker: picker}}
 	p, err := newProcess(cfg, s, stderr)
 	if err != nil {
 		return err
@@ -148,12 +149,21 @@ func epp(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return p.run(ctx, cfg)
 }
 
-// eppConfig loads the configuration of a picker; without one it is the default.
-func eppConfig(path, text, namespace string) (*config.Config, error) {
+// eppConfig loads the configuration of a picker for one pool, the only one in what it returns; without
+// a path and a text it is the default.
+func eppConfig(path, text string, pool *config.Pool, experimental bool) (*config.Config, error) {
+	o := options(pool.Namespace)
+	o.Pool, o.Experimental = pool, experimental
+	read := func() (*config.Config, []config.Problem) { return config.Text("--config-text", text, o) }
 	if path != "" {
-		return loaded(config.Load([]string{path}, options(namespace)))
+		read = func() (*config.Config, []config.Problem) { return config.Load([]string{path}, o) }
 	}
-	return loaded(config.Text("--config-text", text, options(namespace)))
+	cfg, err := loaded(read())
+	if err != nil {
+		return nil, err
+	}
+	cfg.Pools = []*config.Pool{pool} // an InferencePool beside the configuration is for the data plane
+	return cfg, nil
 }
 
 // localURL is the address of a listener as a person on this machine would type it.

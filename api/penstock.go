@@ -19,6 +19,8 @@ type PenstockSpec struct {
 	Listeners Listeners `json:"listeners"`
 	Limits    Limits    `json:"limits"`
 	Trust     Trust     `json:"trust"`
+	// AllowExperimentalPlugins accepts plugins that are alpha or for tests, in all documents.
+	AllowExperimentalPlugins bool `json:"allowExperimentalPlugins"`
 }
 
 // Listeners are the addresses we listen on, host:port; empty leaves it to the command line.

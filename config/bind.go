@@ -18,12 +18,18 @@ func (l *loader) bind() {
 	l.cfg.fallback = d.cfg.Pickers[0]
 	l.cfg.fallback.Line = 0
 	l.unnamed()
+	if !l.o.Experimental && !l.cfg.Penstock.AllowExperimentalPlugins {
+		l.problems = append(l.problems, l.unproven...)
+	}
 	for _, p := range l.cfg.Pools {
 		p.Picker = l.cfg.PickerFor(p.Namespace, p.PickerRef)
 		p.Objectives = map[string]int{}
 		if p.Picker == l.cfg.fallback && len(l.cfg.Pickers) > 0 {
-			l.report(Problem{Severity: Warning, File: p.File, Line: p.Line, Path: "spec.endpointPickerRef.name",
-				Text: fmt.Sprintf("no EndpointPickerConfig is named %q: the default decides for pool %s", p.PickerRef, p.Name)})
+			text := fmt.Sprintf("no EndpointPickerConfig is named %q: the default decides for pool %s", p.PickerRef, p.Name)
+			if p.PickerRef == "" {
+				text = fmt.Sprintf("is missing while there are %d EndpointPickerConfigs with names: the default decides for pool %s", len(l.cfg.Pickers), p.Name)
+			}
+			l.report(Problem{Severity: Warning, File: p.File, Line: p.Line, Path: "spec.endpointPickerRef.name", Text: text})
 		}
 	}
 	for _, o := range l.cfg.Objectives {

@@ -33,6 +33,12 @@ type Options struct {
 	Validate func(typ string, decode func(any) error) error
 	// Namespace is given to objects that name none; "default" when empty.
 	Namespace string
+	// Experimental allows plugins that are alpha or for tests, as spec.allowExperimentalPlugins of a
+	// Penstock document does.
+	Experimental bool
+	// Pool is one that no document describes, such as the one that flags name; nil for none. It is
+	// bound like the others.
+	Pool *Pool
 }
 
 // Config is everything the operator wrote, with defaults, bound together. It is not changed
@@ -198,6 +204,7 @@ type Plugin struct {
 	decode     func(any) error
 	parameters *yaml.Node
 	reads      []reading
+	placed     bool // something refers to it
 }
 
 // reading is who tells a plugin some data.

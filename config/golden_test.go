@@ -37,7 +37,12 @@ func TestGolden(t *testing.T) {
 				case "seeds":
 					return dumpSeeds(d.CmdArgs)
 				}
-				l := newLoader(testOptions())
+				o := testOptions()
+				o.Experimental = d.HasArg("experimental")
+				if d.HasArg("pool") {
+					o.Pool = &Pool{Namespace: "default", Name: d.CmdArgs[0].Vals[0], PickerRef: "epp"}
+				}
+				l := newLoader(o)
 				l.partial = d.Cmd == "check"
 				for i := 0; i+1 < len(kept); i += 2 {
 					l.data(kept[i], kept[i], []byte(kept[i+1]+"\n"))

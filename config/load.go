@@ -46,6 +46,7 @@ type loader struct {
 	read     map[string]bool  // by absolute path
 	seen     map[string]place // by kind, namespace and name
 	pods     []pod
+	unproven []Problem // plugins that want Options.Experimental
 	docs     int
 }
 
@@ -64,6 +65,9 @@ func newLoader(o Options) *loader {
 	o.Namespace = cmp.Or(o.Namespace, "default")
 	l := &loader{o: o, read: map[string]bool{}, seen: map[string]place{}}
 	l.cfg.Penstock = api.DefaultPenstock()
+	if o.Pool != nil {
+		l.cfg.Pools = append(l.cfg.Pools, o.Pool)
+	}
 	return l
 }
 

@@ -29,6 +29,7 @@ func readPenstock(d *document) {
 	d.listen("spec.listeners.http", listeners.HTTP)
 	d.listen("spec.listeners.extproc", listeners.ExtProc)
 	d.listen("spec.listeners.metrics", listeners.Metrics)
+	d.apart([]string{"http", "extproc", "metrics"}, []string{listeners.HTTP, listeners.ExtProc, listeners.Metrics})
 	limits := p.Spec.Limits
 	d.positive("spec.limits.maxBodyBytes", int64(limits.MaxBodyBytes))
 	d.positive("spec.limits.maxBufferedBytes", int64(limits.MaxBufferedBytes))
@@ -58,6 +59,21 @@ func (d *document) listen(path, addr string) {
 		d.fail(path, "want an address such as :8080 or 127.0.0.1:8080, got %q", short(addr))
 	}
 }
+
+// apart warns of two listeners of which only one can have the address.
+func (d *document) apart(names, addrs []string) {
+	for i := range addrs {
+		for k := range i {
+			host, port, err := net.SplitHostPort(addrs[i])
+			other, same, bad := net.SplitHostPort(addrs[k])
+			if err == nil && bad == nil && port == same && port != "0" && (host == other || anyHost(host) || anyHost(other)) {
+				d.warn("spec.listeners."+names[i], "%s is the address of listeners.%s, too: only one of them can listen", addrs[i], names[k])
+			}
+		}
+	}
+}
+
+func anyHost(host string) bool { return host == "" || host == "0.0.0.0" || host == "::" }
 
 var headerName = regexp.MustCompile("^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
 

@@ -5,6 +5,7 @@ package config
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -57,6 +58,8 @@ func readPicker(d *document) {
 	p.dataLayer()
 	p.flowControl()
 	p.data()
+	p.disaggregation()
+	p.idle()
 	d.cfg.Pickers = append(d.cfg.Pickers, p.picker)
 }
 
@@ -107,12 +110,25 @@ func (p *pickerDocument) classify(pl *Plugin, at string) {
 	}
 	pl.entry = e
 	pl.Active = pl.Type == "file-discovery" || p.o.Active(pl.Type)
-	if e.Stability == plugin.Deprecated {
+	switch e.Stability {
+	case plugin.Deprecated:
 		p.warn(at+".type", "%s is deprecated: use %s", pl.Type, e.ReplacedBy)
+	case plugin.Alpha:
+		p.unproven(at, pl.Type, "an alpha plugin")
+	case plugin.Testing:
+		p.unproven(at, pl.Type, "for tests only")
 	}
-	if !pl.Active {
+	if !pl.Active && !e.Is(plugin.ProfileHandler) {
 		p.warn(at, "accepted, not active yet: %s", pl.Type)
 	}
+}
+
+// unproven tells of a plugin that must be allowed, which is known when all documents are read.
+func (p *pickerDocument) unproven(at, typ, why string) {
+	p.loader.unproven = append(p.loader.unproven, Problem{
+		Severity: Error, File: p.file, Line: line(p.root, at+".type"), Path: at + ".type",
+		Text: fmt.Sprintf("%s is %s: allow it with --allow-experimental-plugins, or with spec: {allowExperimentalPlugins: true} in a Penstock document", typ, why),
+	})
 }
 
 // extra reports a type that is not the field's but this build's own.
@@ -139,8 +155,13 @@ func (p *pickerDocument) parameters(pl *Plugin, n *yaml.Node, at string) {
 		}
 		return nil
 	}
-	if pl.Type == "file-discovery" {
+	switch {
+	case pl.Type == "file-discovery":
 		p.discoveryFile(pl, at)
+		return
+	case pl.Type == "single-profile-handler" && !isNull(n) && len(n.Content) > 0:
+		p.warn(at, "have no effect: single-profile-handler takes none, scorers and pickers stand in schedulingProfiles")
+		pl.decode = nil
 		return
 	}
 	if !pl.Active || p.o.Validate == nil {
@@ -223,6 +244,7 @@ func (p *pickerDocument) ref(path, name string, s Severity, roles ...plugin.Role
 		return nil
 	}
 	pl := p.picker.Plugins[i]
+	pl.placed = true
 	if len(pl.entry.Roles) > 0 && !slices.ContainsFunc(roles, pl.entry.Is) {
 		p.problem(s, path, "%s is %s: want %s", name, article(pl.entry.Roles[0]), either(roles))
 	}
@@ -276,11 +298,13 @@ func (p *pickerDocument) imply(typ string) *Plugin {
 	name, taken := typ, false
 	for _, pl := range p.picker.Plugins {
 		if pl.Name == typ && pl.Type == typ {
+			pl.placed = true
 			return pl
 		}
 		taken = taken || pl.Name == typ
 	}
 	if i := slices.IndexFunc(p.picker.Plugins, func(pl *Plugin) bool { return pl.Type == typ }); i >= 0 {
+		p.picker.Plugins[i].placed = true
 		return p.picker.Plugins[i]
 	}
 	if taken {

@@ -142,7 +142,7 @@ func (p *pickerDocument) flowControl() {
 	switch gate := p.picker.Gates.FlowControl; {
 	case gate:
 		p.inactive(cmp.Or(p.written("flowControl"), "featureGates"), "flowControl")
-	case p.spec.FlowControl != nil:
+	case p.spec.FlowControl != nil && !p.detectorAlone():
 		p.warn("flowControl", "has no effect: the feature gate flowControl is off")
 	}
 	if p.spec.FlowControl == nil {
@@ -167,6 +167,12 @@ func (p *pickerDocument) flowControl() {
 		}
 		priorities[b.Priority] = i
 	}
+}
+
+// detectorAlone reports a section that holds nothing but the detector, which works without the gate.
+func (p *pickerDocument) detectorAlone() bool {
+	n := field(p.root, "flowControl")
+	return n != nil && len(n.Content) == 2 && n.Content[0].Value == "saturationDetector"
 }
 
 // written returns the key when the document has it, else "".

@@ -56,6 +56,7 @@ func (p *pickerDocument) everything() Profile {
 	profile := Profile{Name: "default"}
 	for _, pl := range p.picker.Plugins {
 		if pl.entry.Is(plugin.Filter) && !pl.entry.Is(plugin.Detector) || pl.entry.Is(plugin.Scorer) {
+			pl.placed = true
 			profile.Plugins = append(profile.Plugins, Ref{Plugin: pl, Weight: 1})
 		}
 	}
@@ -87,6 +88,9 @@ func (p *pickerDocument) profile(at string, s api.SchedulingProfile) Profile {
 			continue
 		case pl.entry.Is(plugin.Scorer):
 			scorers++
+			if slices.ContainsFunc(profile.Plugins, func(o Ref) bool { return o.Plugin == pl }) {
+				p.warn(at+".pluginRef", "%s is here twice: it counts with the sum of its weights", pl.Name)
+			}
 		}
 		profile.Plugins = append(profile.Plugins, ref)
 	}
@@ -109,6 +113,10 @@ func (p *pickerDocument) weight(path string, r Ref) {
 		p.warn(path, "is ignored: %s is %s, only scorers have a weight", r.Name, article(r.entry.Roles[0]))
 	case r.Weight < 0:
 		p.warn(path, "is negative, so %s prefers what it scores low", r.Name)
+	case r.Weight == 0:
+		p.warn(path, "is zero, so %s has no say", r.Name)
+	case r.Weight > 1e6:
+		p.warn(path, "is so large that other scorers hardly count beside %s", r.Name)
 	}
 }
 
@@ -117,6 +125,7 @@ func (p *pickerDocument) weight(path string, r Ref) {
 func (p *pickerDocument) defaultChoice() *Plugin {
 	i := slices.IndexFunc(p.picker.Plugins, func(pl *Plugin) bool { return pl.Active && pl.entry.Is(plugin.Picker) })
 	if i >= 0 {
+		p.picker.Plugins[i].placed = true
 		return p.picker.Plugins[i]
 	}
 	return p.imply("max-score-picker")
