@@ -5,20 +5,15 @@ package penstock
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
-	"strings"
 	"sync"
 
 	"github.com/penstock-project/penstock/config"
 	"github.com/penstock-project/penstock/fleet"
-	"github.com/penstock-project/penstock/flow"
 	"github.com/penstock-project/penstock/gateway"
-	"github.com/penstock-project/penstock/sched"
-	"github.com/penstock-project/penstock/sched/policy"
 	"github.com/penstock-project/penstock/source/file"
 )
 
@@ -31,111 +26,12 @@ var inherent = map[string]bool{
 func options(namespace string) config.Options {
 	return config.Options{
 		Namespace: namespace,
-		Active: func(name string) bool {
-			return inherent[name] || policy.Filters[name] != nil || policy.Scorers[name] != nil ||
-				policy.Pickers[name] != nil || policy.Producers[name] != nil || policy.Handlers[name] != nil
-		},
+		Active:    func(name string) bool { return inherent[name] || active(name) },
 		Validate: func(typ string, decode func(any) error) error {
 			_, err := construct(typ, decode)
 			return err
 		},
 	}
-}
-
-// construct makes a plugin of any active type.
-func construct(typ string, decode func(any) error) (any, error) {
-	switch {
-	case policy.Filters[typ] != nil:
-		return policy.Filters.New(typ, decode)
-	case policy.Scorers[typ] != nil:
-		return policy.Scorers.New(typ, decode)
-	case policy.Pickers[typ] != nil:
-		return policy.Pickers.New(typ, decode)
-	case policy.Producers[typ] != nil:
-		return policy.Producers.New(typ, decode)
-	case policy.Handlers[typ] != nil:
-		return policy.Handlers.New(typ, decode)
-	case typ == "file-discovery":
-		v := &config.FileDiscovery{}
-		return v, decode(v)
-	}
-	return nil, nil
-}
-
-// lane is a pool's lane with the text of what it was built from.
-type lane struct {
-	*gateway.Lane
-	from string
-}
-
-// buildLane makes what serves a pool from its EndpointPickerConfig.
-func buildLane(p *config.Picker) (lane, error) {
-	profile := p.Profiles[0]
-	for _, other := range p.Profiles { // several need a handler that is not active yet; what serves alone is decode
-		if other.Name == "decode" {
-			profile = other
-		}
-	}
-	out := &sched.Profile{Name: profile.Name}
-	var from strings.Builder
-	note := func(ref config.Ref, v any) {
-		b, _ := json.Marshal(v) // plugins are plain structs; one that were not would only rebuild more often
-		fmt.Fprintf(&from, "%s %s %g %s\n", ref.Name, ref.Type, ref.Weight, b)
-	}
-	built := map[string]any{}
-	wantsPrefix := false
-	for _, ref := range profile.Plugins {
-		if !ref.Active {
-			continue
-		}
-		v := built[ref.Name]
-		if v == nil {
-			var err error
-			if v, err = construct(ref.Type, ref.Decode); err != nil {
-				return lane{}, err
-			}
-			built[ref.Name] = v
-		}
-		note(ref, v)
-		if f, ok := v.(sched.Filter); ok {
-			out.Filters = append(out.Filters, sched.Named[sched.Filter]{Name: ref.Name, Plugin: f})
-		}
-		if s, ok := v.(sched.Scorer); ok {
-			out.Scorers = append(out.Scorers, sched.Weighted{Name: ref.Name, Scorer: s, Weight: ref.Weight})
-			_, prefix := s.(*policy.PrefixCacheScorer)
-			wantsPrefix = wantsPrefix || prefix
-		}
-		if k, ok := v.(sched.Picker); ok {
-			out.Picker = sched.Named[sched.Picker]{Name: ref.Name, Plugin: k}
-		}
-	}
-	if out.Picker.Plugin == nil {
-		out.Picker = sched.Named[sched.Picker]{Name: "max-score-picker", Plugin: policy.Pickers["max-score-picker"]()}
-	}
-	if wantsPrefix {
-		producer, err := prefixProducer(p, note)
-		if err != nil {
-			return lane{}, err
-		}
-		out.Producers = append(out.Producers, producer)
-	}
-	endpoints := 1
-	if n, ok := out.Picker.Plugin.(interface{ Endpoints() int }); ok {
-		endpoints = n.Endpoints()
-	}
-	return lane{&gateway.Lane{Gate: flow.NewLegacy(), Profile: out, Endpoints: endpoints}, from.String()}, nil
-}
-
-// prefixProducer is the declared producer of prefix matches, or the default one.
-func prefixProducer(p *config.Picker, note func(config.Ref, any)) (sched.Producer, error) {
-	for _, d := range p.Plugins {
-		if policy.Producers[d.Type] != nil {
-			v, err := policy.Producers.New(d.Type, d.Decode)
-			note(config.Ref{Plugin: d}, v)
-			return v, err
-		}
-	}
-	return policy.Producers["approx-prefix-cache-producer"](), nil
 }
 
 // site is what runs: the store, the gateway, and what the configuration last said.
@@ -200,7 +96,7 @@ func (s *site) apply(cfg *config.Config) error {
 	var pools []fleet.PoolSpec
 	for _, p := range cfg.Pools {
 		id := fleet.ID{Namespace: p.Namespace, Name: p.Name}
-		l, err := buildLane(p.Picker)
+		l, err := buildLane(p.Picker, s.gw.Observer.Plugin)
 		if err != nil {
 			return err
 		}

@@ -16,13 +16,15 @@ type Load struct {
 	tokens   atomic.Int64
 	sent     atomic.Int64
 	ended    atomic.Bool
-	failed   atomic.Int64 // unix nanoseconds of the last failed connection, 0 for none
+	health   health
+	pace     pace
 }
 
 // Requests counts the requests in flight.
 func (l *Load) Requests() int64 { return l.requests.Load() }
 
-// Tokens sums the estimated prompt tokens in flight.
+// Tokens sums the tokens of work that the requests in flight still bring: what of their prompts was not cached
+// and, where the configuration says so, their estimated output.
 func (l *Load) Tokens() int64 { return l.tokens.Load() }
 
 // Sent counts all requests ever dispatched to this incarnation.
@@ -31,40 +33,49 @@ func (l *Load) Sent() int64 { return l.sent.Load() }
 // Ended reports whether the incarnation is over; its slot may be another's.
 func (l *Load) Ended() bool { return l.ended.Load() }
 
-// Unseen counts requests in flight that a reading taken when seen were sent cannot show.
-func (l *Load) Unseen(seen int64) int64 {
-	return max(0, min(l.requests.Load(), l.sent.Load()-seen))
-}
-
-// Fail records that no connection could be made at now.
-func (l *Load) Fail(now time.Time) { l.failed.Store(now.UnixNano()) }
-
-// Heal forgets a recorded failure.
-func (l *Load) Heal() {
-	if l.failed.Load() != 0 {
-		l.failed.Store(0)
+// Unseen counts requests in flight that the endpoint's signals do not show: those sent after its page was
+// asked for and, where the page tells both queue and running requests, those of ours that it leaves out.
+func (e *Endpoint) Unseen(now time.Time, stale time.Duration) int64 {
+	flying := e.Load.requests.Load()
+	if flying == 0 {
+		return 0
 	}
+	unseen := e.Load.sent.Load() - e.Seen
+	if e.Waiting.Fresh(now, stale) && e.Running.Fresh(now, stale) {
+		unseen = max(unseen, flying-int64(e.Waiting.Value+e.Running.Value))
+	}
+	return max(0, min(flying, unseen))
 }
 
-// Failing reports whether a connection failed within the time d before now.
-func (l *Load) Failing(now time.Time, d time.Duration) bool {
-	f := l.failed.Load()
-	return f != 0 && now.UnixNano()-f < int64(d)
-}
-
-// Take counts one request of that many prompt tokens as in flight. The caller owns the
-// Hold and ends it with Release on every exit path.
-func (l *Load) Take(tokens int64) Hold {
+// Take counts one request at now, with that many tokens of work before its answer can begin and work for its
+// output, as in flight. The caller owns the Hold and ends it with Release on every exit path.
+func (l *Load) Take(now time.Time, prefill, output int64) Hold {
 	l.requests.Add(1)
-	l.tokens.Add(tokens)
 	l.sent.Add(1)
-	return Hold{load: l, tokens: tokens}
+	ahead := l.tokens.Add(prefill+output) - prefill - output
+	return Hold{load: l, at: now, prefill: prefill, output: output, ahead: ahead}
 }
 
 // Hold is one request's share of an endpoint's [Load]. The zero Hold holds nothing.
 type Hold struct {
-	load   *Load
-	tokens int64
+	load            *Load
+	at              time.Time
+	prefill, output int64
+	ahead           int64 // tokens of others that were in flight
+	begun           bool
+}
+
+// Begun is told that the first output came at now: the prompt is worked off. Further calls do nothing.
+func (h *Hold) Begun(now time.Time) {
+	if h.load == nil || h.begun {
+		return
+	}
+	h.begun = true
+	h.load.pace.learn(now, now.Sub(h.at), h.ahead, h.prefill)
+	if h.output == 0 {
+		h.load.tokens.Add(-h.prefill)
+		h.prefill = 0
+	}
 }
 
 // Release gives the share back. Further calls do nothing.
@@ -73,6 +84,6 @@ func (h *Hold) Release() {
 		return
 	}
 	h.load.requests.Add(-1)
-	h.load.tokens.Add(-h.tokens)
+	h.load.tokens.Add(-h.prefill - h.output)
 	h.load = nil
 }

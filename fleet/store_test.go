@@ -104,7 +104,7 @@ func testIncarnations(t *testing.T) {
 	if a == b || a.Slot == b.Slot {
 		t.Fatalf("got slots %d and %d", a.Slot, b.Slot)
 	}
-	hold := a.Take(10)
+	hold := a.Take(time.Time{}, 10, 0)
 
 	s.SetEndpoints("test", specs("a=1:1,app=x", "b=9:9"))
 	if load("a") != a {
@@ -150,7 +150,7 @@ func TestFlap(t *testing.T) {
 		s.SetEndpoints("test", specs("a=1:1", "b=1:2", "c=1:3"))
 		first := s.Load().Pools[0].Endpoints
 		a, b, c := first[0], first[1], first[2]
-		hold := a.Load.Take(10)
+		hold := a.Load.Take(time.Time{}, 10, 0)
 		s.Tell(a.ID, a.Load, Reading{Waiting: Signal{3, time.Now()}})
 		time.Sleep(2 * Coalesce)
 
@@ -423,39 +423,68 @@ func TestSignalFresh(t *testing.T) {
 
 func TestLoad(t *testing.T) {
 	l := &Load{}
-	a, b := l.Take(100), l.Take(50)
+	now := time.Unix(1000, 0)
+	e := &Endpoint{Load: l}
+	unseen := func(seen int64) int64 { e.Seen = seen; return e.Unseen(now, time.Second) }
+	a, b := l.Take(now, 100, 0), l.Take(now, 40, 10)
 	seen := l.Sent()
-	c := l.Take(7)
-	if l.Requests() != 3 || l.Tokens() != 157 || l.Sent() != 3 || l.Unseen(seen) != 1 || l.Unseen(0) != 3 {
-		t.Errorf("got %d requests, %d tokens, %d sent, %d unseen", l.Requests(), l.Tokens(), l.Sent(), l.Unseen(seen))
+	c := l.Take(now, 7, 0)
+	if l.Requests() != 3 || l.Tokens() != 157 || l.Sent() != 3 || unseen(seen) != 1 || unseen(0) != 3 {
+		t.Errorf("got %d requests, %d tokens, %d sent, %d unseen", l.Requests(), l.Tokens(), l.Sent(), unseen(seen))
+	}
+	for range 2 { // the prompt is worked off; output counts to the end where it is estimated
+		a.Begun(now)
+		b.Begun(now)
+	}
+	if l.Tokens() != 57 || l.Requests() != 3 {
+		t.Errorf("got %d tokens of %d requests after two first outputs", l.Tokens(), l.Requests())
 	}
 	for range 3 { // once counts
 		a.Release()
 		b.Release()
 	}
-	if l.Requests() != 1 || l.Tokens() != 7 || l.Unseen(0) != 1 {
-		t.Errorf("got %d requests, %d tokens, %d unseen", l.Requests(), l.Tokens(), l.Unseen(0))
+	if l.Requests() != 1 || l.Tokens() != 7 || unseen(0) != 1 {
+		t.Errorf("got %d requests, %d tokens, %d unseen", l.Requests(), l.Tokens(), unseen(0))
 	}
 	c.Release()
 	var zero Hold
+	zero.Begun(now)
 	zero.Release()
-	if l.Requests() != 0 || l.Tokens() != 0 || l.Unseen(0) != 0 {
+	if l.Requests() != 0 || l.Tokens() != 0 || unseen(0) != 0 {
 		t.Error("not back to zero")
 	}
+}
+
+// What the page leaves out of our own requests is unseen, however old they are.
+func TestUnseenByThePage(t *testing.T) {
 	now := time.Unix(1000, 0)
-	l.Fail(now)
-	if !l.Failing(now.Add(time.Second-1), time.Second) || l.Failing(now.Add(time.Second), time.Second) {
-		t.Error("a failure counts for a second")
+	e := &Endpoint{Load: &Load{}}
+	for range 5 {
+		e.Load.Take(now, 1, 0)
 	}
-	l.Heal()
-	if l.Failing(now, time.Second) {
-		t.Error("it had healed")
+	e.Seen = 5
+	for _, c := range []struct {
+		name             string
+		waiting, running Signal
+		want             int64
+	}{
+		{"nothing told", Signal{}, Signal{}, 0},
+		{"all shown", Signal{1, now}, Signal{4, now}, 0},
+		{"others' too", Signal{9, now}, Signal{4, now}, 0},
+		{"none shown", Signal{0, now}, Signal{0, now}, 5},
+		{"two shown", Signal{0, now}, Signal{2, now}, 3},
+		{"stale", Signal{0, now.Add(-time.Minute)}, Signal{0, now}, 0},
+	} {
+		e.Waiting, e.Running = c.waiting, c.running
+		if got := e.Unseen(now, time.Second); got != c.want {
+			t.Errorf("%s: got %d, want %d", c.name, got, c.want)
+		}
 	}
 }
 
 func TestTakeAndReleaseDoNotAllocate(t *testing.T) {
 	l := &Load{}
-	if n := testing.AllocsPerRun(100, func() { h := l.Take(1); h.Release() }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() { h := l.Take(time.Time{}, 1, 0); h.Release() }); n != 0 {
 		t.Errorf("got %v allocations", n)
 	}
 }
@@ -473,7 +502,7 @@ func TestAllAtOnce(t *testing.T) {
 					if e.Load == nil || e.Address == "" {
 						t.Error("half an endpoint")
 					}
-					h := e.Load.Take(1)
+					h := e.Load.Take(time.Time{}, 1, 0)
 					s.Tell(e.ID, e.Load, Reading{Waiting: Signal{float64(w), time.Now()}, Seen: e.Load.Sent()})
 					s.TellModels(e.ID, e.Load, []string{fmt.Sprint(i % 3)})
 					h.Release()

@@ -3,12 +3,15 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -48,6 +51,7 @@ type Exchange struct {
 
 	lane    *Lane
 	cycle   *sched.Cycle // of the decision, kept until an endpoint answers
+	told    int          // how many endpoints the data plane is told: the pick and its fallbacks
 	running observe.Running
 	order   []*fleet.Endpoint // the pick and its fallbacks, best first
 	at      int               // the current one
@@ -195,26 +199,52 @@ func (x *Exchange) Place(ctx context.Context) (*Placement, *Refusal) {
 	}
 	c := x.g.cycles.Get().(*sched.Cycle)
 	x.cycle = c
-	c.Now, c.Stale, c.Model, c.Salt = bodyEnd, x.g.Stale, model, facts.Salt
-	x.candidates(c, pool, model)
-	if len(c.Candidates) == 0 {
+	c.Context, c.Now, c.Stale = ctx, bodyEnd, x.g.Stale
+	c.ID, c.Model, c.Salt, c.Tenant, c.Priority = x.out.ID, model, facts.Salt, x.out.Tenant, x.out.Priority
+	c.Headers, c.MaxTokens = heeded{x}, facts.MaxTokens
+	c.Prompt, c.Media = nil, nil
+	if len(facts.Prompt) > 0 {
+		c.Prompt, c.Media = x.feedPrompt, x.media
+	}
+	if !x.candidates(c, pool) {
+		x.keepDecision(c, nil)
 		return nil, noEndpoints()
 	}
 	if reason := x.enter(ctx, c); reason != "" {
+		x.keepDecision(c, nil)
 		return nil, refusalOf(reason)
 	}
 	if ctx.Err() != nil {
 		return nil, refusalOf(flow.Cancelled)
 	}
-	c.Prompt = nil
-	if len(facts.Prompt) > 0 {
-		c.Prompt = x.feedPrompt
+	if r := x.decide(c); r != nil {
+		return nil, r
 	}
-	if !x.decide(c) {
-		return nil, refusalOf(flow.Saturated)
+	x.out.Deciding = time.Since(bodyEnd) - x.out.Queue
+	return x.placement(pool, c), nil
+}
+
+// heeded shows plugins the request's headers, without those that steer us when their caller is not trusted.
+type heeded struct{ x *Exchange }
+
+// Get implements [sched.Headers].
+func (h heeded) Get(name string) string {
+	if h.x.Drops(name) {
+		return ""
 	}
-	x.out.Decision = time.Since(bodyEnd) - x.out.Queue
-	return x.placement(pool), nil
+	return h.x.head.Headers.Get(name)
+}
+
+// conditional reports whether the caller wants an answer only from an endpoint that holds some of its prompt:
+// Prefer: if-available (RFC 7240).
+func (x *Exchange) conditional() bool {
+	for p := range strings.SplitSeq(x.head.Headers.Get("prefer"), ",") {
+		p, _, _ = strings.Cut(p, ";")
+		if strings.EqualFold(strings.TrimSpace(p), "if-available") {
+			return true
+		}
+	}
+	return false
 }
 
 // decode undoes a content encoding, so that endpoints get what they can read.
@@ -251,33 +281,21 @@ func (x *Exchange) label(pool *fleet.Pool, model, target string) {
 }
 
 // candidates are the pool's endpoints that serve the model, that the data plane allows, and that did not
-// just refuse a connection; those that did are kept when no other is left.
-func (x *Exchange) candidates(c *sched.Cycle, pool *fleet.Pool, model string) {
-	c.Candidates = route.Serving(pool.Endpoints, model, c.Candidates)
-	if x.head.HasSubset {
-		c.Candidates = x.g.limit(c.Candidates, x.head.Subset)
+// fail lately. It reports whether there are any.
+func (x *Exchange) candidates(c *sched.Cycle, pool *fleet.Pool) bool {
+	c.Begin(pool.Endpoints)
+	if route.Serving(c.Candidates, c.Model, c.Mask()) > 0 {
+		c.Drop(sched.NotServing)
 	}
-	failing := func(e *fleet.Endpoint) bool { return e.Load.Failing(c.Now, Cooldown) }
-	n := 0
-	for _, e := range c.Candidates {
-		if failing(e) {
-			n++
-		}
+	if x.head.HasSubset && !x.g.AllSubsets {
+		x.g.limit(c.Candidates, x.head.Subset, c.Mask())
+		c.Drop(sched.NotInSubset)
 	}
-	if n > 0 && n < len(c.Candidates) {
-		c.Candidates = keep(c.Candidates, func(e *fleet.Endpoint) bool { return !failing(e) })
+	if x.g.Health().Fit(c.Candidates, c.Mask(), c.Now, c.Stale, c.Rand) > 0 {
+		c.Drop(sched.Ejected)
 	}
 	x.out.Candidates = len(c.Candidates)
-}
-
-func keep(s []*fleet.Endpoint, ok func(*fleet.Endpoint) bool) []*fleet.Endpoint {
-	k := s[:0]
-	for _, e := range s {
-		if ok(e) {
-			k = append(k, e)
-		}
-	}
-	return k
+	return len(c.Candidates) > 0
 }
 
 func (x *Exchange) enter(ctx context.Context, c *sched.Cycle) flow.Reason {
@@ -290,49 +308,76 @@ func (x *Exchange) enter(ctx context.Context, c *sched.Cycle) flow.Reason {
 	return reason
 }
 
-// decide scores and reserves in one step.
-func (x *Exchange) decide(c *sched.Cycle) bool {
+// decide screens, produces and admits; then it scores and reserves in one step.
+func (x *Exchange) decide(c *sched.Cycle) *Refusal {
 	start := time.Now()
-	p := x.lane.Profile
-	p.Produce(c)
+	plan := x.lane.Plan
+	plan.Screen(c)
+	if len(c.Candidates) == 0 {
+		x.keepDecision(c, nil)
+		return noEndpoints()
+	}
+	plan.Produce(c)
 	if c.Tokens == 0 {
 		c.Tokens = x.sent().Len() / kvcache.TokenBytes // nobody looked at the prompt
 	}
+	if name, why := plan.Admit(c); why != "" {
+		x.keepDecision(c, nil).Refused = name
+		return notAdmitted(why)
+	}
+	p, why := plan.Choose(c)
+	if p == nil {
+		x.keepDecision(c, nil)
+		return noProfile(why)
+	}
 	x.lane.mu.Lock()
 	ok := p.Decide(c)
+	d := x.keepDecision(c, p)
 	var pick *fleet.Endpoint
-	if ok {
+	miss := ok && x.conditional() && c.Cached("", c.Order[0]) == 0
+	if ok && !miss {
 		pick = c.Candidates[c.Order[0]]
-		x.hold = pick.Load.Take(c.Tokens)
+		prefill, output := x.lane.work(c, c.Order[0])
+		x.hold = pick.Load.Take(c.Now, prefill, output)
+		pick.Load.Probe(c.Now)
 	}
 	x.lane.mu.Unlock()
 	x.out.Schedule = time.Since(start)
-	x.g.trace(x, c, ok)
-	if !ok {
-		return false
+	if ok {
+		keepScores(d, c)
 	}
-	p.Placed(c, pick)
-	x.order = make([]*fleet.Endpoint, 0, min(len(c.Order), sched.Ranked))
-	for _, i := range c.Order[:cap(x.order)] {
-		x.order = append(x.order, c.Candidates[i])
+	x.g.trace(x, c, p, ok)
+	if !ok {
+		return refusalOf(flow.Saturated)
+	}
+	if miss {
+		return notCached()
+	}
+	plan.Placed(c, pick)
+	x.order = make([]*fleet.Endpoint, 0, len(c.Order))
+	for _, i := range c.Order {
+		x.order = append(x.order, x.lane.target(c.Candidates[i]))
 	}
 	x.record(p, c)
-	return true
+	return nil
 }
 
 // record keeps what the outcome tells of the decision.
 func (x *Exchange) record(p *sched.Profile, c *sched.Cycle) {
 	i := c.Order[0]
 	x.out.Score, x.out.EstimatedTokens = c.Total[i], int(c.Tokens)
-	x.out.PredictedCached = min(int(c.Match[i])*c.BlockTokens, int(c.Tokens))
+	x.out.PredictedCached = int(c.Cached("", i))
 	for k, s := range p.Scorers {
 		x.out.Parts = append(x.out.Parts, observe.Part{Scorer: s.Name, Score: c.Scores[k][i], Weight: s.Weight})
 	}
-	x.at = 0
+	x.at, x.told = 0, p.Endpoints
 	x.name(x.order[0])
 }
 
 func (x *Exchange) name(e *fleet.Endpoint) { x.out.Endpoint, x.out.Address = e.ID.String(), e.Address }
+
+// media lists the hashes of the prompt's images, sounds and videos.
+func (x *Exchange) media(into []uint64) []uint64 { return x.facts.MediaHashes(x.sent(), into) }
 
 // feedPrompt lets the hasher read the prompt.
 func (x *Exchange) feedPrompt(h *kvcache.Hasher) { x.facts.FeedPrompt(x.sent(), h) }
@@ -345,9 +390,9 @@ func (x *Exchange) sent() *request.Body {
 	return x.body
 }
 
-func (x *Exchange) placement(pool *fleet.Pool) *Placement {
+func (x *Exchange) placement(pool *fleet.Pool, c *sched.Cycle) *Placement {
 	p := &Placement{Pool: pool, Endpoint: x.order[0], Destination: x.order[0].Address}
-	if n := min(x.lane.Endpoints, len(x.order)); n > 1 {
+	if n := min(x.told, len(x.order)); n > 1 {
 		var b strings.Builder
 		for i, e := range x.order[:n] {
 			if i > 0 {
@@ -360,6 +405,13 @@ func (x *Exchange) placement(pool *fleet.Pool) *Placement {
 	if x.body.Edited() {
 		p.Body = x.body
 	}
+	if x.g.Scores {
+		p.Scores = make([]Score, len(c.Candidates))
+		for i, e := range c.Candidates {
+			p.Scores[i] = Score{x.lane.target(e).Address, c.Total[i]}
+		}
+	}
+	p.Set = append(p.Set, c.Set...)
 	if x.decoded != nil {
 		p.Body = x.decoded
 		p.Remove = append(p.Remove, "content-encoding")
@@ -411,12 +463,7 @@ func (x *Exchange) Next() *fleet.Endpoint {
 	if x.order == nil || x.ended {
 		return nil
 	}
-	now, failed := time.Now(), x.order[x.at]
-	if !failed.Load.Failing(now, Cooldown) { // said once an outage or so, not once a request
-		x.g.Log.Warn("an endpoint failed before it answered; others are tried, and it is passed over for a moment",
-			slog.String("endpoint", failed.ID.String()), slog.String("address", failed.Address), slog.String("id", x.out.ID))
-	}
-	failed.Load.Fail(now)
+	x.failed(time.Now(), true, "the connection failed before an answer")
 	x.hold.Release()
 	if x.at+1 >= len(x.order) {
 		return nil
@@ -428,13 +475,32 @@ func (x *Exchange) Next() *fleet.Endpoint {
 	return e
 }
 
+// failed records that the current endpoint failed.
+func (x *Exchange) failed(now time.Time, hard bool, cause string) {
+	e := x.order[x.at]
+	x.out.Attempts = append(x.out.Attempts, observe.Attempt{Endpoint: e.ID.String(), Address: e.Address, Cause: cause})
+	if e.Load.Fail(now, x.g.Health(), hard, cause) {
+		x.g.Log.Warn("endpoint ejected: it is passed over for a while", slog.String("endpoint", e.ID.String()),
+			slog.String("address", e.Address), slog.String("cause", cause), slog.String("id", x.out.ID))
+		x.g.Observer.Ejected()
+	}
+}
+
 // move gives the request's share to another endpoint, which also has its prompt from now on.
 func (x *Exchange) move(e *fleet.Endpoint) {
 	x.hold.Release()
-	x.hold = e.Load.Take(int64(x.out.EstimatedTokens))
+	now := time.Now()
+	work, output := int64(x.out.EstimatedTokens), int64(0)
+	if c := x.cycle; c != nil {
+		if i := slices.IndexFunc(c.Candidates, func(o *fleet.Endpoint) bool { return o.Load == e.Load }); i >= 0 {
+			work, output = x.lane.work(c, i)
+		}
+	}
+	x.hold = e.Load.Take(now, work, output)
+	e.Load.Probe(now)
 	x.name(e)
 	if x.cycle != nil {
-		x.lane.Profile.Placed(x.cycle, e)
+		x.lane.Plan.Placed(x.cycle, e)
 	}
 }
 
@@ -456,14 +522,43 @@ func (x *Exchange) Served(address string) {
 	x.out.Address = address
 }
 
-// Answer is told the head of the answer. From here on the request goes nowhere else, so that its
-// body is let go: an open stream costs little memory whatever its prompt was.
-func (x *Exchange) Answer(status int, h Headers) {
+// Answer is told the head of the answer, and returns headers to add to it. From here on the request goes
+// nowhere else, so that its body is let go: an open stream costs little memory whatever its prompt was.
+func (x *Exchange) Answer(status int, h Headers) []Header {
 	x.out.Status = status
-	x.release()
+	var added []Header
 	if x.order != nil {
-		x.order[x.at].Load.Heal()
+		added = x.answered(status)
 	}
+	x.release()
+	x.watch(h)
+	return added
+}
+
+// answered judges the endpoint by its status, and collects what plugins add to the answer's head.
+func (x *Exchange) answered(status int) (added []Header) {
+	e, now := x.order[x.at], time.Now()
+	switch status {
+	case http.StatusInternalServerError, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+		x.failed(now, false, fmt.Sprintf("it answered %d", status))
+	default:
+		if e.Load.Heal(now, x.g.Health()) {
+			x.g.Log.Info("endpoint healed", slog.String("endpoint", e.ID.String()), slog.String("address", e.Address))
+		}
+	}
+	if x.cycle != nil && x.lane.Plan.Answers() {
+		x.lane.Plan.Answered(x.cycle, e, func(name, value string) { added = append(added, Header{Name: name, Value: value}) })
+	}
+	if x.trusted && x.head.Headers.Get(decisionHeader) != "" {
+		if line := x.brief(); line != "" {
+			added = append(added, Header{Name: decisionHeader, Value: line})
+		}
+	}
+	return added
+}
+
+// watch prepares for reading the answer as it passes.
+func (x *Exchange) watch(h Headers) {
 	if e := h.Get("content-encoding"); e != "" && e != "identity" {
 		return // passed on as it is; what it says is not ours to read
 	}
@@ -487,6 +582,9 @@ func (x *Exchange) Pass(p []byte) {
 	now := time.Now()
 	x.out.Answering += now.Sub(start)
 	if x.answer.Output || !x.sse {
+		if x.sse {
+			x.hold.Begun(now)
+		}
 		last := x.out.Last
 		x.out.Last = start.Sub(x.out.Start)
 		if last == 0 {
@@ -511,6 +609,9 @@ func (x *Exchange) End(end observe.End) {
 		return
 	}
 	x.ended = true
+	if end == observe.Broken && x.order != nil && x.out.Status != 0 && x.out.Status < 300 && !x.g.Draining() {
+		x.failed(time.Now(), false, cmp.Or(x.out.Message, "the answer broke off"))
+	}
 	x.hold.Release()
 	if x.answer != nil {
 		x.answer.Finish()
@@ -531,6 +632,7 @@ func (x *Exchange) End(end observe.End) {
 	x.out.Duration = time.Since(x.out.Start)
 	x.running.Done()
 	x.g.Observer.Done(&x.out)
+	x.forget()
 	x.g.open.Add(-1)
 }
 
@@ -556,6 +658,6 @@ func (g *Gateway) newCycle() *sched.Cycle {
 
 func (g *Gateway) putCycle(c *sched.Cycle) {
 	clear(c.Candidates[:cap(c.Candidates)]) // no old snapshot is kept alive
-	c.Prompt = nil
+	c.All, c.Peer, c.Context, c.Headers, c.Prompt, c.Media = nil, nil, nil, nil, nil, nil
 	g.cycles.Put(c)
 }

@@ -71,15 +71,20 @@ func newRig(t testing.TB, n int, level slog.Level) *rig {
 }
 
 func defaultLane() *Lane {
-	return &Lane{Gate: flow.NewLegacy(), Endpoints: 1, Profile: &sched.Profile{
-		Producers: []sched.Producer{policy.Producers["approx-prefix-cache-producer"]()},
-		Scorers: []sched.Weighted{
-			{Name: "queue-scorer", Scorer: policy.Scorers["queue-scorer"](), Weight: 2},
-			{Name: "kv-cache-utilization-scorer", Scorer: policy.Scorers["kv-cache-utilization-scorer"](), Weight: 2},
-			{Name: "prefix-cache-scorer", Scorer: policy.Scorers["prefix-cache-scorer"](), Weight: 3},
-		},
-		Picker: sched.Named[sched.Picker]{Name: "max-score-picker", Plugin: policy.Pickers["max-score-picker"]()},
-	}}
+	const producer = "approx-prefix-cache-producer"
+	scorer := func(name string, weight float64) sched.Weighted {
+		return sched.Weighted{Named: sched.Named[sched.Scorer]{Name: name, Plugin: policy.Scorers[name]()}, Weight: weight}
+	}
+	plan := &sched.Plan{
+		Producers: []sched.Named[sched.Producer]{{Name: producer, Plugin: policy.Producers[producer]()}},
+		Handler:   policy.Handlers["single-profile-handler"](),
+		Profiles: []*sched.Profile{{
+			Name: "default", Endpoints: 1,
+			Scorers: []sched.Weighted{scorer("queue-scorer", 2), scorer("kv-cache-utilization-scorer", 2), scorer("prefix-cache-scorer", 3)},
+			Picker:  sched.Named[sched.Picker]{Name: "max-score-picker", Plugin: policy.Pickers["max-score-picker"]()},
+		}},
+	}
+	return &Lane{Gate: flow.NewLegacy(), Plan: plan.Ready()}
 }
 
 func (r *rig) endpoints() []*fleet.Endpoint { return r.Store.Load().Pools[0].Endpoints }
@@ -161,7 +166,8 @@ func TestBurstSpreads(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			r := newRig(t, 4, slog.LevelInfo)
 			lane := defaultLane()
-			lane.Profile.Producers, lane.Profile.Scorers = nil, lane.Profile.Scorers[:2]
+			p := lane.Plan.Profiles[0]
+			lane.Plan.Producers, p.Scorers = nil, p.Scorers[:2]
 			r.SetLanes(Lanes{{Namespace: "default", Name: "p"}: lane})
 			r.tell(c.waiting...)
 			var wg sync.WaitGroup
@@ -346,7 +352,7 @@ func TestAffinityFollowsAFallback(t *testing.T) {
 		first, second := p.Destination, x.Next().Address
 		x.Answer(200, headers{})
 		x.End(observe.Complete)
-		time.Sleep(2 * Cooldown) // the first is tried again
+		time.Sleep(2 * time.Second) // the first is tried again
 		served := map[string]bool{}
 		for turn := range 6 {
 			x, p, _ = r.place(t, nil, chat(text+strings.Repeat("!", turn)))
@@ -368,7 +374,7 @@ func TestSlotOfOneThatLeftIsClean(t *testing.T) {
 	text := strings.Repeat("word ", 500)
 	x, p, _ := r.place(t, nil, chat(text))
 	r.Store.SetEndpoints("test", nil)
-	r.Lanes()[p.Pool.ID].Profile.Placed(x.cycle, p.Endpoint) // as if it came after the departure
+	r.Lanes()[p.Pool.ID].Plan.Placed(x.cycle, p.Endpoint) // as if it came after the departure
 	x.End(observe.Broken)
 	r.Store.SetEndpoints("test", []fleet.EndpointSpec{{ID: fleet.ID{Namespace: "default", Name: "new"}, Address: "10.0.0.9:8000"}})
 	x, _, _ = r.place(t, nil, chat(text))

@@ -24,10 +24,6 @@ import (
 	"github.com/penstock-project/penstock/sched"
 )
 
-// Cooldown is how long an endpoint that refused a connection is passed over while others
-// are left.
-const Cooldown = time.Second
-
 // Headers reads a request's or an answer's headers by lower-case name. Several values of one
 // name are joined by ", "; the empty string is "not there".
 type Headers interface {
@@ -48,7 +44,7 @@ type Head struct {
 }
 
 // Header is one name and value.
-type Header struct{ Name, Value string }
+type Header = sched.Header
 
 // Placement is where a request goes, and what to change on the way.
 type Placement struct {
@@ -56,12 +52,20 @@ type Placement struct {
 	Endpoint *fleet.Endpoint
 	// Destination lists the chosen endpoint and its fallbacks, ip:port by comma, in order.
 	Destination string
+	// Scores are the totals by address, where the lane says to tell them.
+	Scores []Score
 	// Set and Remove edit the request's headers; names are lower case. Remove comes first.
 	// The destination header is the door's own business.
 	Set    []Header
 	Remove []string
 	// Body is what to send, with edits applied; nil when it is to be sent as it came.
 	Body *request.Body
+}
+
+// Score is an endpoint's total.
+type Score struct {
+	Address string
+	Total   float64
 }
 
 // Door is what one door does differently.
@@ -85,15 +89,45 @@ func (d *Door) Trust() *Trust {
 	return &Trust{}
 }
 
-// Lane is what serves one pool: its gate, its profile, and the lock under which it scores and
+// Lane is what serves one pool: its gate, its plan, and the lock under which it scores and
 // reserves in one step.
 type Lane struct {
-	Gate    flow.Gate
-	Profile *sched.Profile
-	// Endpoints is how many endpoints the data plane is told: the pick and its fallbacks.
-	Endpoints int
+	Gate flow.Gate
+	Plan *sched.Plan
+	// Work tells how many tokens of work a request brings to candidate i before its answer can begin, and for its
+	// output where that counts. Nil counts what of the prompt is not cached.
+	Work func(c *sched.Cycle, i int) (prefill, output int64)
 
-	mu sync.Mutex
+	mu     sync.Mutex
+	staged sync.Map // *sched.Profile to *observe.Stages
+}
+
+// stages names what a decision of the profile goes through; nil is before one was chosen.
+func (l *Lane) stages(p *sched.Profile) *observe.Stages {
+	if s, ok := l.staged.Load(p); ok {
+		return s.(*observe.Stages)
+	}
+	s, _ := l.staged.LoadOrStore(p, stagesOf(l.Plan, p))
+	return s.(*observe.Stages)
+}
+
+// target is the endpoint as it is dialled, and told to the data plane.
+func (l *Lane) target(e *fleet.Endpoint) *fleet.Endpoint {
+	r, ok := l.Plan.Handler.(sched.Redirector)
+	if !ok {
+		return e
+	}
+	other := *e
+	other.Address = r.Address(e)
+	return &other
+}
+
+// work is what the request brings to candidate i.
+func (l *Lane) work(c *sched.Cycle, i int) (prefill, output int64) {
+	if l.Work != nil {
+		return l.Work(c, i)
+	}
+	return c.Tokens - c.Cached("", i), 0
 }
 
 // Lanes are the lanes by pool.
@@ -112,12 +146,15 @@ type Options struct {
 	Stale time.Duration
 	// Seed makes chance repeatable; 0 takes a random one.
 	Seed uint64
+	// Scores tells the data plane the total of each candidate, AllSubsets to ignore its subset hints.
+	Scores, AllSubsets bool
 }
 
 // Gateway serves requests. Its methods may be called from any goroutine.
 type Gateway struct {
 	Options
 	lanes    atomic.Pointer[Lanes]
+	health   atomic.Pointer[fleet.HealthPolicy]
 	seeds    atomic.Uint64
 	open     atomic.Int64
 	draining atomic.Bool
@@ -131,10 +168,11 @@ func New(o Options) *Gateway {
 	g := &Gateway{Options: o}
 	g.seeds.Store(o.Seed)
 	g.lanes.Store(&Lanes{})
+	g.SetHealth(fleet.DefaultHealth())
 	g.cycles.New = func() any { return g.newCycle() }
 	o.Store.OnGone(func(gone []*fleet.Load) {
 		for _, l := range *g.lanes.Load() {
-			l.Profile.Gone(gone)
+			l.Plan.Gone(gone)
 		}
 	})
 	return g
@@ -142,6 +180,12 @@ func New(o Options) *Gateway {
 
 // SetLanes replaces the lanes, as a whole. Requests that were placed keep theirs.
 func (g *Gateway) SetLanes(l Lanes) { g.lanes.Store(&l) }
+
+// SetHealth says when endpoints are passed over, from the next request on.
+func (g *Gateway) SetHealth(p fleet.HealthPolicy) { g.health.Store(&p) }
+
+// Health is the policy in force.
+func (g *Gateway) Health() *fleet.HealthPolicy { return g.health.Load() }
 
 // Lanes are the lanes in force; not to be changed.
 func (g *Gateway) Lanes() Lanes { return *g.lanes.Load() }

@@ -123,6 +123,23 @@ func noEndpoints() *Refusal {
 		Message: "no endpoint is ready to serve this request"}
 }
 
+// notCached is the answer to Prefer: if-available when the best endpoint holds nothing of the prompt.
+func notCached() *Refusal {
+	return &Refusal{Status: http.StatusPreconditionFailed, Type: invalidRequest, Code: "prefix_not_cached",
+		Message: "no endpoint holds a part of this prompt in its cache, and the request prefers not to be served then (Prefer: if-available)"}
+}
+
+// noProfile is the answer when the request names no way to choose that there is.
+func noProfile(why string) *Refusal {
+	return &Refusal{Status: http.StatusBadRequest, Type: invalidRequest, Code: "unknown_profile", Message: why}
+}
+
+// notAdmitted is the answer when an admitter turns the request away.
+func notAdmitted(why string) *Refusal {
+	return &Refusal{Status: http.StatusTooManyRequests, Reason: string(flow.Saturated), Type: overloaded, RetryAfter: time.Second,
+		Message: "the request is not admitted: " + why}
+}
+
 // refusalOf turns a gate's reason into an answer.
 func refusalOf(reason flow.Reason) *Refusal {
 	r := &Refusal{Status: http.StatusTooManyRequests, Reason: string(reason), Type: overloaded}

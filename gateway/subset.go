@@ -18,8 +18,8 @@ type subset []netip.AddrPort
 
 var subsets = sync.Pool{New: func() any { return new(subset) }}
 
-// limit keeps the candidates that a subset hint names. What is malformed in it names none.
-func (g *Gateway) limit(candidates []*fleet.Endpoint, hint []string) []*fleet.Endpoint {
+// limit clears keep for the candidates that a subset hint does not name. What is malformed in it names none.
+func (g *Gateway) limit(candidates []*fleet.Endpoint, hint []string, keep []bool) {
 	s := subsets.Get().(*subset)
 	malformed := s.read(hint)
 	if malformed != "" {
@@ -27,11 +27,12 @@ func (g *Gateway) limit(candidates []*fleet.Endpoint, hint []string) []*fleet.En
 			g.Log.Warn("malformed entries of subset hints are ignored: want ip or ip:port", slog.String("entry", malformed))
 		}
 	}
-	kept := keep(candidates, func(e *fleet.Endpoint) bool { return s.allows(e.AddrPort) })
+	for i, e := range candidates {
+		keep[i] = keep[i] && s.allows(e.AddrPort)
+	}
 	if cap(*s) <= 1<<12 { // larger ones are rare, and not to be kept for ever
 		subsets.Put(s)
 	}
-	return kept
 }
 
 // read takes the entries of a hint, each an ip or ip:port, or several with commas between. IPv6 may

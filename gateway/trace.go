@@ -11,7 +11,7 @@ import (
 
 // trace tells a decision step by step at debug level: what was asked, who could serve it, each scorer's
 // score, the totals and the pick. It costs one test when that level is off.
-func (g *Gateway) trace(x *Exchange, c *sched.Cycle, ok bool) {
+func (g *Gateway) trace(x *Exchange, c *sched.Cycle, p *sched.Profile, ok bool) {
 	ctx := context.Background()
 	if !g.Log.Enabled(ctx, slog.LevelDebug) {
 		return
@@ -37,7 +37,6 @@ func (g *Gateway) trace(x *Exchange, c *sched.Cycle, ok bool) {
 	if !ok {
 		return
 	}
-	p := x.lane.Profile
 	for k, s := range p.Scorers {
 		for i, e := range c.Candidates {
 			log.Debug("Calculated score", slog.String("plugin", s.Name), slog.String("endpoint", e.Name),

@@ -89,8 +89,16 @@ type (
 		Tokens    int64                 `json:"inflight_tokens"`
 		Sent      int64                 `json:"sent"`
 		Unseen    int64                 `json:"unseen"`
-		Failing   bool                  `json:"failing,omitempty"`
+		Health    HealthView            `json:"health"`
 		Slot      uint32                `json:"slot"`
+	}
+	// HealthView is what became of our requests there: healthy, ejected, probed (one request finds out), slow start.
+	HealthView struct {
+		State    fleet.HealthState `json:"state"`
+		Failures int               `json:"failures_in_a_row,omitempty"`
+		ForMS    int64             `json:"for_ms,omitempty"` // until an ejection ends
+		Cause    string            `json:"cause,omitempty"`
+		Share    *float64          `json:"share,omitempty"` // of its requests, in a slow start
 	}
 	// SignalView is one signal: its state is fresh, stale or absent.
 	SignalView struct {
@@ -129,11 +137,23 @@ func (o *Observer) endpoint(e *fleet.Endpoint, now time.Time) EndpointView {
 		},
 		Engine: e.Engine, KVName: e.KVName,
 		BlockSize: e.BlockSize, NumBlocks: e.NumBlocks, Adapters: e.Adapters, Queued: e.Queued, MaxLoRA: e.MaxAdapters,
-		Requests: e.Load.Requests(), Tokens: e.Load.Tokens(), Sent: e.Load.Sent(), Unseen: e.Load.Unseen(e.Seen),
-		Failing: e.Load.Failing(now, time.Second), Slot: e.Load.Slot,
+		Requests: e.Load.Requests(), Tokens: e.Load.Tokens(), Sent: e.Load.Sent(), Unseen: e.Unseen(now, o.stale),
+		Health: o.healthOf(e, now), Slot: e.Load.Slot,
 	}
 	if e.Scrape != e.Address {
 		v.Scrape = e.Scrape
+	}
+	return v
+}
+
+func (o *Observer) healthOf(e *fleet.Endpoint, now time.Time) HealthView {
+	h := e.Health(now, o.health.Load(), o.stale)
+	v := HealthView{State: h.State, Failures: h.Fails, Cause: h.Cause}
+	switch h.State {
+	case fleet.Ejected:
+		v.ForMS = h.Until.Sub(now).Milliseconds()
+	case fleet.Slowed:
+		v.Share = &h.Share
 	}
 	return v
 }

@@ -53,6 +53,8 @@ type Observer struct {
 	plugins                   *prometheus.HistogramVec
 	pollErrors, extractErrors *prometheus.CounterVec
 	droppedHeaders            *prometheus.CounterVec
+	ejections                 prometheus.Counter
+	health                    atomic.Pointer[fleet.HealthPolicy]
 	open, buffered            atomic.Pointer[func() int64]
 
 	mu     sync.Mutex
@@ -79,6 +81,7 @@ func New(opt Options) *Observer {
 	}
 	o.table = table{served: o.served, sets: map[Labels]*series{}, models: map[string]bool{}, tenants: map[string]bool{"default-flow": true}}
 	o.attempts.init(o.store)
+	o.SetHealth(fleet.DefaultHealth())
 	o.register(opt)
 	return o
 }
@@ -98,6 +101,8 @@ func (o *Observer) register(opt Options) {
 		Help: "Polls whose answer lacked what was looked for, or had a value that cannot be."}, []string{"source_type", "extractor_type"})
 	o.droppedHeaders = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "penstock_control_headers_dropped_total",
 		Help: "Headers of callers that only we may set, or that need trust, and were dropped."}, []string{"door"})
+	o.ejections = prometheus.NewCounter(prometheus.CounterOpts{Name: "penstock_endpoint_ejections_total",
+		Help: "Endpoints passed over because requests to them failed."})
 	info := prometheus.NewGauge(prometheus.GaugeOpts{Name: prefix + "info", Help: "This build.",
 		ConstLabels: prometheus.Labels{"commit": opt.Commit, "build_ref": opt.Build}})
 	info.Set(1)
@@ -113,7 +118,7 @@ func (o *Observer) register(opt Options) {
 		return float64(o.access.dropped.Load())
 	})
 	o.registry.MustRegister(&o.table, &o.attempts, &pools{o: o}, o.schedule, o.request, o.answer, o.plugins, o.pollErrors,
-		o.extractErrors, o.droppedHeaders, info, ends, dropped, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+		o.extractErrors, o.droppedHeaders, o.ejections, info, ends, dropped, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 }
 
 // served reports whether some endpoint serves the model.
@@ -179,7 +184,7 @@ func (o *Observer) Done(out *Outcome) {
 		o.attempts.count(s.labels.Target, out)
 	}
 	if out.Endpoint != "" {
-		o.request.Observe((out.Body + out.Decision).Seconds())
+		o.request.Observe((out.Body + out.Deciding).Seconds())
 	}
 	if out.Answering > 0 {
 		o.answer.Observe(out.Answering.Seconds())
@@ -210,6 +215,12 @@ func (o *Observer) ExtractFailed(source, extractor string, load *fleet.Load, cau
 
 // Dropped counts a caller's control header that was dropped at a door.
 func (o *Observer) Dropped(door string) { o.droppedHeaders.WithLabelValues(door).Inc() }
+
+// Ejected counts an endpoint that is passed over from now on.
+func (o *Observer) Ejected() { o.ejections.Inc() }
+
+// SetHealth tells by which policy endpoints are judged, for whoever looks.
+func (o *Observer) SetHealth(p fleet.HealthPolicy) { o.health.Store(&p) }
 
 func (o *Observer) because(source string, load *fleet.Load, cause string) {
 	if load == nil || source != "metrics-data-source" {

@@ -31,7 +31,7 @@ func sampled() *Outcome {
 		Labels: Labels{Model: "m", Target: "m-base", Tenant: "acme", Priority: 5},
 		ID:     "req-1", Door: "proxy", API: "chat", Path: "/v1/chat/completions", Pool: "default/p", Endpoint: "default/e1",
 		Address: "10.0.0.1:8000", Stream: true, End: Complete, Status: 200, Start: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
-		Body: time.Millisecond, Queue: 1500 * time.Microsecond, Schedule: 12 * time.Microsecond, Decision: 30 * time.Microsecond,
+		Body: time.Millisecond, Queue: 1500 * time.Microsecond, Schedule: 12 * time.Microsecond, Deciding: 30 * time.Microsecond,
 		TTFT: 50 * time.Millisecond, Last: 1050 * time.Millisecond, Duration: 1100 * time.Millisecond, Candidates: 4, Score: 3.9853,
 		Parts:  []Part{{"queue-scorer", 0.5, 2}, {"kv-cache-utilization-scorer", 0.75, 2}, {"prefix-cache-scorer", 1, 3}},
 		Events: 101, RequestBytes: 1000, ResponseBytes: 20000, PromptTokens: 300, OutputTokens: 101, Cached: 128,
@@ -352,7 +352,7 @@ func TestPoolMetrics(t *testing.T) {
 	o.PollFailed("metrics-data-source", e[2].Load, "timeout")
 	o.PollFailed("models-data-source", e[2].Load, "refused")
 	o.ExtractFailed("metrics-data-source", "core-metrics-extractor", e[3].Load, "no-signals")
-	h := e[0].Load.Take(77)
+	h := e[0].Load.Take(time.Time{}, 77, 0)
 	defer h.Release()
 	f = page(t, o)
 	for name, want := range map[string]string{
@@ -421,8 +421,8 @@ func TestDrift(t *testing.T) {
 		want string
 	}{
 		{"nothing", func() {}, " 0"},
-		{"two open, one in flight", func() { open = 2; e[0].Load.Take(1) }, " 0"},
-		{"two open, three in flight", func() { e[1].Load.Take(1); e[1].Load.Take(1) }, " 1"},
+		{"two open, one in flight", func() { open = 2; e[0].Load.Take(time.Time{}, 1, 0) }, " 0"},
+		{"two open, three in flight", func() { e[1].Load.Take(time.Time{}, 1, 0); e[1].Load.Take(time.Time{}, 1, 0) }, " 1"},
 		{"none open", func() { open = 0 }, " 3"},
 	} {
 		c.do()

@@ -55,7 +55,7 @@ type Outcome struct {
 	Body                               time.Duration // until the request body was complete
 	Queue                              time.Duration // waiting in flow control
 	Schedule                           time.Duration // filters, scorers, picker
-	Decision                           time.Duration // from complete body to decision, queue excluded
+	Deciding                           time.Duration // from complete body to decision, queue excluded
 	TTFT                               time.Duration // from Start to the first token
 	Last                               time.Duration // from Start to the last token
 	Duration                           time.Duration // from Start to the end
@@ -63,6 +63,8 @@ type Outcome struct {
 	Score                              float64 // the winner's total
 	Parts                              []Part
 	Retries                            int
+	Attempts                           []Attempt     // endpoints that failed before the one that answered
+	Decision                           *Decision     // nil when it did not come to one
 	Events                             int           // SSE events with output
 	Gaps                               Gaps          // between them; when empty, the mean stands for all
 	Answering                          time.Duration // our own work on the answer; 0 when not measured

@@ -78,20 +78,24 @@ func Pool(s *fleet.Snapshot, a Ask) (pool *fleet.Pool, unknownModel bool) {
 	return nil, true
 }
 
-// Serving keeps the endpoints that list the model, and those that have not told what they
-// serve. When none lists it, all are kept: an engine knows best what it can load.
-func Serving(endpoints []*fleet.Endpoint, model string, into []*fleet.Endpoint) []*fleet.Endpoint {
-	into = into[:0]
-	listed := false
+// Serving clears keep for the endpoints that told what they serve and do not list the model, and returns how
+// many those are. When none lists it, all stay: an engine knows best what it can load.
+func Serving(endpoints []*fleet.Endpoint, model string, keep []bool) int {
+	others, listed := 0, false
 	for _, e := range endpoints {
-		has := slices.Contains(e.Models, model)
-		listed = listed || has
-		if has || e.Models == nil {
-			into = append(into, e)
+		if slices.Contains(e.Models, model) {
+			listed = true
+		} else if e.Models != nil {
+			others++
 		}
 	}
-	if !listed {
-		return append(into[:0], endpoints...)
+	if !listed || others == 0 {
+		return 0
 	}
-	return into
+	for i, e := range endpoints {
+		if e.Models != nil && !slices.Contains(e.Models, model) {
+			keep[i] = false
+		}
+	}
+	return others
 }

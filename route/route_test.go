@@ -52,8 +52,15 @@ func TestPool(t *testing.T) {
 func TestServing(t *testing.T) {
 	p := pool("a", []string{"base", "lora"}, []string{"base"}, nil)
 	for model, want := range map[string]int{"base": 3, "lora": 2, "else": 3, "": 3} {
-		if got := Serving(p.Endpoints, model, nil); len(got) != want {
-			t.Errorf("%q: got %d endpoints, want %d", model, len(got), want)
+		keep := []bool{true, true, true}
+		others, left := Serving(p.Endpoints, model, keep), 0
+		for _, ok := range keep {
+			if ok {
+				left++
+			}
+		}
+		if left != want || others != len(keep)-want {
+			t.Errorf("%q: %d left and %d said to be dropped, want %d left of %d", model, left, others, want, len(keep))
 		}
 	}
 }

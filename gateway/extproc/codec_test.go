@@ -221,7 +221,7 @@ func TestEncodeDecision(t *testing.T) {
 		for _, long := range []int{1, 20, 3000} {
 			destination := strings.Repeat("10.0.0.1:8000,", long)
 			m := &mutation{set: []gateway.Header{{Name: destinationKey, Value: destination}, {Name: "x-request-id", Value: "1"}}, remove: []string{"a", strings.Repeat("b", 200)}}
-			got, _ := decision([]byte("left over"), field, destination, m, []byte("new"), field == replyRequestBody)
+			got, _ := decision([]byte("left over"), field, &gateway.Placement{Destination: destination}, m, []byte("new"), field == replyRequestBody)
 			common := &extprocv3.CommonResponse{ClearRouteCache: true, HeaderMutation: &extprocv3.HeaderMutation{
 				SetHeaders: []*corev3.HeaderValueOption{option(destinationKey, destination), option("x-request-id", "1")}, RemoveHeaders: m.remove}}
 			want := &extprocv3.ProcessingResponse{DynamicMetadata: &structpb.Struct{Fields: map[string]*structpb.Value{

@@ -48,11 +48,15 @@ func newCore(t *testing.T) *core {
 	c := &core{}
 	observer := observe.New(observe.Options{Store: store, Log: log, Access: &c.access})
 	c.Gateway = gateway.New(gateway.Options{Store: store, Log: log, Observer: observer, Memory: request.NewMemory(8 << 20), MaxBody: 4 << 20, Stale: 2 * time.Second, Seed: 1})
-	c.SetLanes(gateway.Lanes{pool: {Gate: flow.NewLegacy(), Endpoints: 1, Profile: &sched.Profile{
-		Producers: []sched.Producer{policy.Producers["approx-prefix-cache-producer"]()},
-		Scorers:   []sched.Weighted{{Name: "prefix-cache-scorer", Scorer: policy.Scorers["prefix-cache-scorer"](), Weight: 3}},
-		Picker:    sched.Named[sched.Picker]{Name: "max-score-picker", Plugin: policy.Pickers["max-score-picker"]()},
-	}}})
+	c.SetLanes(gateway.Lanes{pool: {Gate: flow.NewLegacy(), Plan: (&sched.Plan{
+		Producers: []sched.Named[sched.Producer]{{Name: "prefix", Plugin: policy.Producers["approx-prefix-cache-producer"]()}},
+		Handler:   policy.Handlers["single-profile-handler"](),
+		Profiles: []*sched.Profile{{
+			Name: "default", Endpoints: 1,
+			Scorers: []sched.Weighted{{Named: sched.Named[sched.Scorer]{Name: "prefix-cache-scorer", Plugin: policy.Scorers["prefix-cache-scorer"]()}, Weight: 3}},
+			Picker:  sched.Named[sched.Picker]{Name: "max-score-picker", Plugin: policy.Pickers["max-score-picker"]()},
+		}},
+	}).Ready()}})
 	s := New(c.Gateway, Options{Door: &gateway.Door{Name: "extproc"}, Drain: 10 * time.Second, Log: log})
 	lis := bufconn.Listen(1 << 20)
 	ctx, cancel := context.WithCancel(context.Background())

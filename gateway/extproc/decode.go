@@ -47,6 +47,7 @@ const (
 const (
 	destinationKey  = "x-gateway-destination-endpoint"
 	servedKey       = "x-gateway-destination-endpoint-served"
+	scoresKey       = "x-gateway-destination-endpoint-scores"
 	subsetKey       = "x-gateway-destination-endpoint-subset"
 	namespace       = "envoy.lb"
 	subsetNamespace = "envoy.lb.subset_hint"

@@ -3,6 +3,8 @@
 package extproc
 
 import (
+	"math"
+
 	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/penstock-project/penstock/gateway"
@@ -37,14 +39,6 @@ var (
 	plainRequestTrailers  = plain(replyRequestTrailers)
 	plainResponseTrailers = plain(replyResponseTrailers)
 )
-
-// unsizedResponseHeaders takes the length out of an answer's head.
-var unsizedResponseHeaders = func() reply {
-	m := mutation{remove: []string{"content-length"}}
-	b := nest(m.append(nil), 0, 2) // header_mutation
-	b = nest(b, 0, 1)              // response
-	return encoded(nest(b, 0, replyResponseHeaders))
-}()
 
 func plain(field protowire.Number) reply {
 	return encoded(appendBytes(nil, field, ""))
@@ -110,7 +104,7 @@ func appendSet(b []byte, h gateway.Header) []byte {
 
 // decision is the reply that carries a choice, to the headers or, where a proxy waits for them
 // to be answered first, to the body. scratch is used and given back.
-func decision(scratch []byte, field protowire.Number, destination string, m *mutation, body []byte, replaced bool) (reply, []byte) {
+func decision(scratch []byte, field protowire.Number, p *gateway.Placement, m *mutation, body []byte, replaced bool) (reply, []byte) {
 	b := scratch[:0]
 	b = m.append(b)
 	b = nest(b, 0, 2) // header_mutation
@@ -123,8 +117,11 @@ func decision(scratch []byte, field protowire.Number, destination string, m *mut
 	b = nest(b, 0, 1)         // response
 	b = nest(b, 0, field)
 	start := len(b)
-	b = appendBytes(b, 3, destination) // Value.string_value
+	b = appendBytes(b, 3, p.Destination) // Value.string_value
 	b = appendEntry(b, start, destinationKey)
+	if p.Scores != nil {
+		b = appendScores(b, p.Scores)
+	}
 	b = nest(b, start, 5) // Value.struct_value
 	b = appendEntry(b, start, namespace)
 	b = nest(b, start, replyMetadata)
@@ -143,6 +140,26 @@ func replaced(field protowire.Number, m *mutation, body []byte) reply {
 	}
 	b = nest(b, start, 3)
 	b = nest(b, 0, 1)
+	return encoded(nest(b, 0, field))
+}
+
+// appendScores appends the totals by address, a Struct of numbers, as an entry of its own.
+func appendScores(b []byte, scores []gateway.Score) []byte {
+	start := len(b)
+	for _, s := range scores {
+		entry := len(b)
+		b = protowire.AppendTag(b, 2, protowire.Fixed64Type) // Value.number_value
+		b = protowire.AppendFixed64(b, math.Float64bits(s.Total))
+		b = appendEntry(b, entry, s.Address)
+	}
+	b = nest(b, start, 5) // Value.struct_value
+	return appendEntry(b, start, scoresKey)
+}
+
+// headersReply is a reply that changes headers and nothing else.
+func headersReply(field protowire.Number, m *mutation) reply {
+	b := nest(m.append(nil), 0, 2) // header_mutation
+	b = nest(b, 0, 1)              // response
 	return encoded(nest(b, 0, field))
 }
 

@@ -88,8 +88,9 @@ func (x *fakeExchange) Place(ctx context.Context) (*gateway.Placement, *gateway.
 
 func (x *fakeExchange) Served(address string) { x.served = address }
 
-func (x *fakeExchange) Answer(status int, h gateway.Headers) {
+func (x *fakeExchange) Answer(status int, h gateway.Headers) []gateway.Header {
 	x.status, x.ctype = status, h.Get("content-type")
+	return nil
 }
 
 func (x *fakeExchange) Pass(p []byte) {

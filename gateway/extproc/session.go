@@ -27,7 +27,7 @@ type exchange interface {
 	Attach(p []byte, owner request.Freer) *gateway.Refusal
 	Place(ctx context.Context) (*gateway.Placement, *gateway.Refusal)
 	Served(address string)
-	Answer(status int, h gateway.Headers)
+	Answer(status int, h gateway.Headers) []gateway.Header
 	Pass(p []byte)
 	Restore() *request.Restorer
 	Refuse(r *gateway.Refusal)
@@ -377,7 +377,7 @@ func (s *session) place(to kind, how sending) error {
 		}
 	}
 	var d reply
-	d, s.scratch = decision(s.scratch, to, p.Destination, &s.change, whole, replace)
+	d, s.scratch = decision(s.scratch, to, p, &s.change, whole, replace)
 	if err := s.send(d); err != nil {
 		return err
 	}
@@ -493,16 +493,20 @@ func (s *session) refuse(r *gateway.Refusal) error {
 func (s *session) responseHeaders() error {
 	m := &s.msg
 	s.letGo()
+	var change mutation
 	if !s.ended {
 		s.x.Served(m.served)
 		code, _ := strconv.Atoi(m.headers.Get(":status"))
-		s.x.Answer(code, &m.headers)
+		change.set = s.x.Answer(code, &m.headers)
 	}
-	answer := plainResponseHeaders
 	if s.sized = m.headers.has("content-length"); s.sized && s.restore() != nil && s.responseMode != noBody && s.responseMode != buffered {
-		answer = unsizedResponseHeaders // it will have another length
+		change.remove = []string{"content-length"} // it will have another
 	}
-	if err := s.send(answer); err != nil {
+	r := plainResponseHeaders
+	if change.set != nil || change.remove != nil {
+		r = headersReply(replyResponseHeaders, &change)
+	}
+	if err := s.send(r); err != nil {
 		return err
 	}
 	if m.end {

@@ -36,8 +36,11 @@ func realCore(addresses ...string) *gateway.Gateway {
 	log := slog.New(slog.DiscardHandler)
 	g := gateway.New(gateway.Options{Store: store, Observer: observe.New(observe.Options{Store: store, Log: log}), Log: log,
 		Memory: request.NewMemory(0), MaxBody: 1 << 20, Stale: 2 * time.Second, Seed: 1})
-	g.SetLanes(gateway.Lanes{id: {Gate: flow.NewLegacy(), Endpoints: 1, Profile: &sched.Profile{
-		Name: "default", Picker: sched.Named[sched.Picker]{Name: "random-picker", Plugin: policy.Pickers["random-picker"]()}}}})
+	g.SetLanes(gateway.Lanes{id: {Gate: flow.NewLegacy(), Plan: (&sched.Plan{
+		Handler: policy.Handlers["single-profile-handler"](),
+		Profiles: []*sched.Profile{{Name: "default", Endpoints: 1,
+			Picker: sched.Named[sched.Picker]{Name: "random-picker", Plugin: policy.Pickers["random-picker"]()}}},
+	}).Ready()}})
 	return g
 }
 

@@ -282,7 +282,9 @@ func (c *conn) ending() http.Header { return c.trailers }
 func (c *call) relay(ep *fleet.Endpoint, status int, src source) {
 	h := c.w.Header()
 	view := answered(h)
-	c.x.Answer(status, view)
+	for _, f := range c.x.Answer(status, view) {
+		h.Set(f.Name, f.Value)
+	}
 	_, sized := h["Content-Length"]
 	restore := c.x.Restore()
 	if restore != nil && c.r.Method != http.MethodHead {

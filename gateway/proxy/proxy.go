@@ -88,7 +88,7 @@ type exchange interface {
 	Drops(name string) bool
 	Next() *fleet.Endpoint
 	Unavailable() *gateway.Refusal
-	Answer(status int, h gateway.Headers)
+	Answer(status int, h gateway.Headers) []gateway.Header
 	Pass(p []byte)
 	Restore() *request.Restorer
 	Refuse(r *gateway.Refusal)

@@ -124,10 +124,13 @@ func (x *told) Next() *fleet.Endpoint {
 func (x *told) Unavailable() *gateway.Refusal {
 	return &gateway.Refusal{Status: 503, Reason: "rejected-no-endpoints", Type: "overloaded_error", Message: "no endpoint", RetryAfter: time.Second}
 }
-func (x *told) Answer(status int, _ gateway.Headers) { x.status = status }
-func (x *told) Pass(p []byte)                        { x.passed.Write(p) }
-func (x *told) Refuse(r *gateway.Refusal)            { x.refused = r }
-func (x *told) Fail(err error)                       { x.failed = append(x.failed, err) }
+func (x *told) Answer(status int, _ gateway.Headers) []gateway.Header {
+	x.status = status
+	return nil
+}
+func (x *told) Pass(p []byte)             { x.passed.Write(p) }
+func (x *told) Refuse(r *gateway.Refusal) { x.refused = r }
+func (x *told) Fail(err error)            { x.failed = append(x.failed, err) }
 func (x *told) End(end observe.End) {
 	x.ends++
 	if x.ends == 1 {

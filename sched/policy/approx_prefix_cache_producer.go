@@ -29,8 +29,12 @@ type ApproxPrefixCacheProducer struct {
 	// LRUCapacityPerServer is how many blocks are remembered per endpoint when the engine does not tell.
 	LRUCapacityPerServer int `json:"lruCapacityPerServer"`
 
+	name  string
 	index atomic.Pointer[kvcache.Index]
 }
+
+// SetName implements [sched.Namer].
+func (p *ApproxPrefixCacheProducer) SetName(name string) { p.name = name }
 
 // Validate reports sizes that cannot be.
 func (p *ApproxPrefixCacheProducer) Validate() error {
@@ -65,16 +69,17 @@ func (p *ApproxPrefixCacheProducer) Produce(c *sched.Cycle) {
 	if p.MaxPrefixTokensToMatch > 0 {
 		limit = max(1, p.MaxPrefixTokensToMatch/block)
 	}
-	c.BlockTokens = block
 	c.Hasher.Reset(c.Model, c.Salt, block, limit)
 	if c.Prompt != nil {
 		c.Prompt(&c.Hasher)
 	}
 	c.Tokens = c.Hasher.Finish()
-	c.LookUp(p.cache(c))
+	found := c.AddPrefix(p.name)
+	found.BlockTokens = block
+	c.LookUp(p.cache(c), found)
 }
 
-// Placed implements [sched.Producer].
+// Placed implements [sched.Placer].
 func (p *ApproxPrefixCacheProducer) Placed(c *sched.Cycle, chosen *fleet.Endpoint) {
 	x := p.cache(c)
 	x.Add(c.Hasher.Keys, chosen.Load.Slot)
@@ -83,7 +88,7 @@ func (p *ApproxPrefixCacheProducer) Placed(c *sched.Cycle, chosen *fleet.Endpoin
 	}
 }
 
-// Gone implements [sched.Producer].
+// Gone implements [sched.Leaver].
 func (p *ApproxPrefixCacheProducer) Gone(loads []*fleet.Load) {
 	if x := p.index.Load(); x != nil {
 		for _, l := range loads {

@@ -24,10 +24,7 @@ type MaxScorePicker struct {
 }
 
 // Pick implements [sched.Picker].
-func (*MaxScorePicker) Pick(c *sched.Cycle) {
-	shuffle(c)
-	byKey(c.Order, c.Total)
-}
+func (*MaxScorePicker) Pick(c *sched.Cycle) { c.Top(c.Total) }
 
 // RandomPicker takes any candidate, whatever its total.
 type RandomPicker struct {
@@ -35,7 +32,11 @@ type RandomPicker struct {
 }
 
 // Pick implements [sched.Picker].
-func (*RandomPicker) Pick(c *sched.Cycle) { shuffle(c) }
+func (*RandomPicker) Pick(c *sched.Cycle) {
+	key := c.Keys()
+	clear(key)
+	c.Top(key)
+}
 
 // WeightedRandomPicker draws candidates with odds by their totals, without replacement
 // (A-Res, Efraimidis and Spirakis 2006). A total of 0 or less comes last; when all are, the
@@ -46,7 +47,6 @@ type WeightedRandomPicker struct {
 
 // Pick implements [sched.Picker].
 func (*WeightedRandomPicker) Pick(c *sched.Cycle) {
-	shuffle(c)
 	key := c.Keys()
 	for i, t := range c.Total {
 		key[i] = math.Inf(-1)
@@ -54,30 +54,5 @@ func (*WeightedRandomPicker) Pick(c *sched.Cycle) {
 			key[i] = math.Log(c.Rand.Float64()) / t // the logarithm of U^(1/t), which small totals would make 0
 		}
 	}
-	byKey(c.Order, key)
-}
-
-func shuffle(c *sched.Cycle) {
-	for i := range c.Order {
-		j := c.Rand.IntN(i + 1)
-		c.Order[i] = c.Order[j]
-		c.Order[j] = i
-	}
-}
-
-// byKey brings the positions with the highest keys to the front, in falling order; equals keep theirs.
-// The rest follows in any order: nobody is sent further than [sched.Ranked] endpoints.
-func byKey(order []int, key []float64) {
-	for k := range min(sched.Ranked, len(order)) {
-		best := k
-		for i := k + 1; i < len(order); i++ {
-			if key[order[i]] > key[order[best]] {
-				best = i
-			}
-		}
-		// A rotation, not a swap, so that equals keep their order.
-		top := order[best]
-		copy(order[k+1:best+1], order[k:best])
-		order[k] = top
-	}
+	c.Top(key)
 }

@@ -37,10 +37,21 @@ var Producers = plugin.Set[sched.Producer]{
 	},
 }
 
+// Screeners are the screeners by type name.
+var Screeners = plugin.Set[sched.Filter]{}
+
+// Admitters are the admitters by type name.
+var Admitters = plugin.Set[sched.Admitter]{}
+
 // Handlers are the profile handlers by type name.
-var Handlers = plugin.Set[*SingleProfileHandler]{
-	"single-profile-handler": func() *SingleProfileHandler { return &SingleProfileHandler{} },
+var Handlers = plugin.Set[sched.Handler]{
+	"single-profile-handler": func() sched.Handler { return &SingleProfileHandler{} },
 }
 
 // SingleProfileHandler runs the only profile there is. It takes no parameters.
 type SingleProfileHandler struct{}
+
+// Choose implements [sched.Handler].
+func (*SingleProfileHandler) Choose(_ *sched.Cycle, profiles []*sched.Profile) (*sched.Profile, string) {
+	return profiles[0], ""
+}

@@ -3,8 +3,12 @@
 package policy
 
 import (
+	"bytes"
+	"context"
+	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -13,12 +17,25 @@ import (
 	"github.com/cockroachdb/datadriven"
 
 	"github.com/penstock-project/penstock/fleet"
+	"github.com/penstock-project/penstock/plugin"
 	"github.com/penstock-project/penstock/sched"
 )
 
-// TestScenarios runs the files of testdata. A fleet is a line per endpoint: its name, then waiting=, kv=, unseen=
-// (requests sent that no signal shows yet), age= (of its signals, in seconds), label=key:value. What is not given is
-// unknown. `match` gives each endpoint's cached blocks of a prompt of total= blocks.
+// TestScenarios runs the files of testdata. A `fleet` is a line per endpoint: its name, then
+//
+//	waiting= running= kv=       its signals; what is not given is unknown
+//	age=                        of its signals, in seconds
+//	unseen= tokens=             requests of ours in flight that no signal shows, of that many tokens each
+//	adapters= queued= maxlora=  LoRA adapters, several with +
+//	label=key:value             may be repeated
+//	attr=name@producer:value    a scalar attribute
+//	block= blocks=              its engine's KV blocks: tokens in each, how many
+//
+// A `request` sets what is asked: model= tokens= max= priority= id=, header=name:value, fact=name@producer:value,
+// peer=endpoint. `match total=` gives each endpoint's cached blocks of a prompt of so many blocks (block=, by default
+// of 64 tokens; producer=). The commands `score by=TYPE`, `filter by=TYPE`, `admit by=TYPE` take the plugin's parameters
+// as JSON for input; `decide` runs the default profile; `sent to=` tells the plugin of the last command where the request
+// went, and `gone` that an endpoint left.
 func TestScenarios(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		s := &scenario{now: time.Unix(1000, 0)}
@@ -26,19 +43,33 @@ func TestScenarios(t *testing.T) {
 			switch d.Cmd {
 			case "fleet":
 				s.fleet(t, d.Input)
-				return ""
+			case "request":
+				s.asked(t, d)
 			case "match":
-				d.ScanArgs(t, "total", &s.blocks)
-				s.match = s.numbers(t, d.Input)
-				return ""
+				s.matches(t, d)
+			case "sent":
+				var to string
+				d.ScanArgs(t, "to", &to)
+				s.plugins[s.last].(sched.Placer).Placed(s.cycle(), s.endpoint(t, to))
+			case "gone":
+				var who string
+				d.ScanArgs(t, "who", &who)
+				s.plugins[s.last].(sched.Leaver).Gone([]*fleet.Load{s.endpoint(t, who).Load})
+			case "wait":
+				var seconds string
+				d.ScanArgs(t, "seconds", &seconds)
+				s.now = s.now.Add(time.Duration(number(t, seconds) * float64(time.Second)))
 			case "score":
 				return s.score(t, d)
 			case "filter":
 				return s.filter(t, d)
+			case "admit":
+				return s.admit(t, d)
 			case "decide":
-				return s.decide(t, d)
+				return s.decide()
+			default:
+				t.Fatalf("unknown command %q", d.Cmd)
 			}
-			t.Fatalf("unknown command %q", d.Cmd)
 			return ""
 		})
 	})
@@ -47,54 +78,124 @@ func TestScenarios(t *testing.T) {
 type scenario struct {
 	now       time.Time
 	endpoints []*fleet.Endpoint
-	match     map[string]float64
-	blocks    int
+	ask       sched.Cycle
+	prefixes  []sched.Prefix // Match in the order of endpoints
+	// plugins keep what they learned from command to command, by type and parameters.
+	plugins map[string]any
+	last    string
+}
+
+func (s *scenario) endpoint(t *testing.T, name string) *fleet.Endpoint {
+	for _, e := range s.endpoints {
+		if e.Name == name {
+			return e
+		}
+	}
+	t.Fatalf("no endpoint %q", name)
+	return nil
 }
 
 func (s *scenario) fleet(t *testing.T, input string) {
-	s.endpoints, s.match, s.blocks = nil, nil, 0
+	s.endpoints, s.prefixes, s.ask = nil, nil, sched.Cycle{}
 	for line := range strings.Lines(input) {
 		f := strings.Fields(line)
-		e := &fleet.Endpoint{ID: fleet.ID{Name: f[0]}, Labels: map[string]string{}, Load: &fleet.Load{Slot: uint32(len(s.endpoints))}}
-		at := s.now
-		var waiting, kv string
-		for _, kvp := range f[1:] {
-			k, v, _ := strings.Cut(kvp, "=")
+		e := &fleet.Endpoint{ID: fleet.ID{Name: f[0]}, Address: fmt.Sprintf("10.0.0.%d:8000", len(s.endpoints)+1),
+			Labels: map[string]string{}, Load: &fleet.Load{Slot: uint32(len(s.endpoints))}}
+		at, unseen, tokens := s.now, 0, 1.0
+		signals := map[string]*fleet.Signal{"waiting": &e.Waiting, "running": &e.Running, "kv": &e.KVUsage}
+		for _, word := range f[1:] {
+			k, v, _ := strings.Cut(word, "=")
+			key, value, _ := strings.Cut(v, ":")
+			name, producer, _ := strings.Cut(key, "@")
 			switch k {
-			case "waiting":
-				waiting = v
-			case "kv":
-				kv = v
+			case "waiting", "running", "kv":
+				*signals[k] = fleet.Signal{Value: number(t, v), At: s.now}
 			case "age":
 				at = s.now.Add(-time.Duration(number(t, v) * float64(time.Second)))
 			case "unseen":
-				for range int(number(t, v)) {
-					e.Load.Take(1)
-				}
+				unseen = int(number(t, v))
+			case "tokens":
+				tokens, unseen = number(t, v), max(unseen, 1)
 			case "label":
-				name, value, _ := strings.Cut(v, ":")
-				e.Labels[name] = value
+				e.Labels[key] = value
+			case "adapters":
+				e.Adapters = strings.Split(v, "+")
+			case "queued":
+				e.Queued = strings.Split(v, "+")
+			case "maxlora":
+				e.MaxAdapters = int(number(t, v))
+			case "block":
+				e.BlockSize = int(number(t, v))
+			case "blocks":
+				e.NumBlocks = int(number(t, v))
+			case "attr":
+				e.Attributes = append(e.Attributes, fleet.Attribute{Name: name, Producer: producer, Signal: fleet.Signal{Value: number(t, value), At: s.now}})
 			default:
 				t.Fatalf("unknown field %q", k)
 			}
 		}
-		if waiting != "" {
-			e.Waiting = fleet.Signal{Value: number(t, waiting), At: at}
+		for i := range e.Attributes {
+			e.Attributes[i].At = at
 		}
-		if kv != "" {
-			e.KVUsage = fleet.Signal{Value: number(t, kv), At: at}
+		for _, sig := range signals {
+			if !sig.At.IsZero() {
+				sig.At = at
+			}
+		}
+		for range unseen {
+			e.Load.Take(s.now, int64(tokens), 0)
 		}
 		s.endpoints = append(s.endpoints, e)
 	}
 }
 
-func (s *scenario) numbers(t *testing.T, input string) map[string]float64 {
-	m := map[string]float64{}
-	for _, f := range strings.Fields(input) {
-		k, v, _ := strings.Cut(f, "=")
-		m[k] = number(t, v)
+// asked sets the request.
+func (s *scenario) asked(t *testing.T, d *datadriven.TestData) {
+	s.ask = sched.Cycle{}
+	h := headers{}
+	s.ask.Headers = h
+	for _, a := range d.CmdArgs {
+		for _, v := range a.Vals {
+			key, value, _ := strings.Cut(v, ":")
+			name, producer, _ := strings.Cut(key, "@")
+			switch a.Key {
+			case "model":
+				s.ask.Model = v
+			case "id":
+				s.ask.ID = v
+			case "tokens":
+				s.ask.Tokens = int64(number(t, v))
+			case "max":
+				s.ask.MaxTokens = int64(number(t, v))
+			case "priority":
+				s.ask.Priority = int(number(t, v))
+			case "header":
+				h[key] = value
+			case "fact":
+				s.ask.Attributes = append(s.ask.Attributes, sched.Attribute{Name: name, Producer: producer, Value: value})
+			case "peer":
+				s.ask.Peer = s.endpoint(t, v)
+			default:
+				t.Fatalf("unknown argument %q", a.Key)
+			}
+		}
 	}
-	return m
+}
+
+type headers map[string]string
+
+func (h headers) Get(name string) string { return h[name] }
+
+func (s *scenario) matches(t *testing.T, d *datadriven.TestData) {
+	p := sched.Prefix{Producer: "approx-prefix-cache-producer", BlockTokens: 64, Match: make([]int32, len(s.endpoints))}
+	d.ScanArgs(t, "total", &p.Blocks)
+	d.MaybeScanArgs(t, "block", &p.BlockTokens)
+	d.MaybeScanArgs(t, "producer", &p.Producer)
+	for _, f := range strings.Fields(d.Input) {
+		k, v, _ := strings.Cut(f, "=")
+		p.Match[slices.Index(s.endpoints, s.endpoint(t, k))] = int32(number(t, v))
+	}
+	s.prefixes = append(s.prefixes, p)
 }
 
 func number(t *testing.T, s string) float64 {
@@ -106,32 +207,56 @@ func number(t *testing.T, s string) float64 {
 }
 
 func (s *scenario) cycle() *sched.Cycle {
-	c := &sched.Cycle{Now: s.now, Stale: 2 * time.Second, Rand: rand.New(rand.NewPCG(1, 1)), Candidates: append([]*fleet.Endpoint(nil), s.endpoints...)}
-	(&sched.Profile{}).Produce(c)
-	for i, e := range c.Candidates {
-		c.Match[i] = int32(s.match[e.Name])
+	c := s.ask
+	c.Context, c.Now, c.Stale, c.Rand = context.Background(), s.now, 2*time.Second, rand.New(rand.NewPCG(1, 1))
+	facts, tokens, peer := c.Attributes, c.Tokens, c.Peer
+	c.Begin(s.endpoints)
+	c.Attributes, c.Tokens, c.Peer = facts, tokens, peer
+	for _, p := range s.prefixes {
+		found := c.AddPrefix(p.Producer)
+		copy(found.Match, p.Match)
+		found.Blocks, found.BlockTokens = p.Blocks, p.BlockTokens
+		if c.Tokens == 0 {
+			c.Tokens = int64(p.Blocks * p.BlockTokens)
+		}
 	}
-	c.Blocks, c.BlockTokens = s.blocks, 64
-	return c
+	return &c
 }
 
-// options decodes key=value arguments other than by into the plugin's fields, by their JSON names.
-func build[T any](t *testing.T, set map[string]func() T, d *datadriven.TestData) T {
+// made is the plugin that a command names, with the parameters of its input; the same again for the same.
+func made[T any](t *testing.T, s *scenario, set plugin.Set[T], d *datadriven.TestData) (v T, err error) {
 	var by string
 	d.ScanArgs(t, "by", &by)
-	f, ok := set[by]
-	if !ok {
-		t.Fatalf("no plugin %q", by)
+	key := by + d.Input
+	if v, ok := s.plugins[key]; ok {
+		s.last = key
+		return v.(T), nil
 	}
-	return f()
+	v, err = set.New(by, func(into any) error {
+		if d.Input == "" {
+			return nil
+		}
+		dec := json.NewDecoder(bytes.NewReader([]byte(d.Input)))
+		dec.DisallowUnknownFields()
+		return dec.Decode(into)
+	})
+	if err != nil {
+		return v, err
+	}
+	if n, ok := any(v).(sched.Namer); ok {
+		n.SetName(by)
+	}
+	if s.plugins == nil {
+		s.plugins = map[string]any{}
+	}
+	s.plugins[key], s.last = v, key
+	return v, nil
 }
 
 func (s *scenario) score(t *testing.T, d *datadriven.TestData) string {
-	scorer := build(t, Scorers, d)
-	if p, ok := scorer.(*PrefixCacheScorer); ok && d.HasArg("weight") {
-		var w string
-		d.ScanArgs(t, "weight", &w)
-		p.MatchLengthWeight = number(t, w)
+	scorer, err := made(t, s, Scorers, d)
+	if err != nil {
+		return err.Error() + "\n"
 	}
 	c := s.cycle()
 	score := make([]float64, len(c.Candidates))
@@ -144,39 +269,48 @@ func (s *scenario) score(t *testing.T, d *datadriven.TestData) string {
 }
 
 func (s *scenario) filter(t *testing.T, d *datadriven.TestData) string {
-	var key, op string
-	d.ScanArgs(t, "key", &key)
-	d.ScanArgs(t, "op", &op)
-	f := &LabelSelectorFilter{MatchExpressions: []Requirement{{Key: key, Operator: op, Values: strings.Fields(d.Input)}}}
-	if err := f.Validate(); err != nil {
+	f, err := made(t, s, Filters, d)
+	if err != nil {
 		return err.Error() + "\n"
 	}
 	c := s.cycle()
-	keep := make([]bool, len(c.Candidates))
-	f.Filter(c, keep)
+	f.Filter(c, c.Mask())
+	c.Drop(sched.FirstStage)
 	var names []string
-	for i, e := range c.Candidates {
-		if keep[i] {
-			names = append(names, e.Name)
-		}
+	for _, e := range c.Candidates {
+		names = append(names, e.Name)
 	}
 	return strings.Join(names, " ") + "\n"
 }
 
+func (s *scenario) admit(t *testing.T, d *datadriven.TestData) string {
+	a, err := made(t, s, Admitters, d)
+	if err != nil {
+		return err.Error() + "\n"
+	}
+	if why := a.Admit(s.cycle()); why != "" {
+		return why + "\n"
+	}
+	return "admitted\n"
+}
+
+// weighted is a scorer as a profile has it.
+func weighted(name string, s sched.Scorer, weight float64) sched.Weighted {
+	return sched.Weighted{Named: sched.Named[sched.Scorer]{Name: name, Plugin: s}, Weight: weight}
+}
+
 // decide runs the default profile: queue 2, KV 2, prefix 3, highest score.
-func (s *scenario) decide(t *testing.T, d *datadriven.TestData) string {
+func (s *scenario) decide() string {
 	p := &sched.Profile{
 		Scorers: []sched.Weighted{
-			{Name: "queue-scorer", Scorer: Scorers["queue-scorer"](), Weight: 2},
-			{Name: "kv-cache-utilization-scorer", Scorer: Scorers["kv-cache-utilization-scorer"](), Weight: 2},
-			{Name: "prefix-cache-scorer", Scorer: Scorers["prefix-cache-scorer"](), Weight: 3},
+			weighted("queue-scorer", Scorers["queue-scorer"](), 2),
+			weighted("kv-cache-utilization-scorer", Scorers["kv-cache-utilization-scorer"](), 2),
+			weighted("prefix-cache-scorer", Scorers["prefix-cache-scorer"](), 3),
 		},
 		Picker: sched.Named[sched.Picker]{Name: "max-score-picker", Plugin: Pickers["max-score-picker"]()},
 	}
 	c := s.cycle()
-	if !p.Decide(c) {
-		return "none\n"
-	}
+	p.Decide(c)
 	var b strings.Builder
 	for i, e := range c.Candidates {
 		fmt.Fprintf(&b, "%s %.4f\n", e.Name, c.Total[i])

@@ -13,7 +13,7 @@ import (
 // With weight w and scale s the score is (1-w)·match/total + w·min(1, match·blockSize/s)². A prompt
 // without blocks scores 0 everywhere.
 type PrefixCacheScorer struct {
-	// PrefixMatchInfoProducerName names the producer to read; empty for the only one.
+	// PrefixMatchInfoProducerName names the producer to read; empty for the first.
 	PrefixMatchInfoProducerName string `json:"prefixMatchInfoProducerName"`
 	// MatchLengthWeight is the share of the score that the length of the match decides, 0 to 1.
 	MatchLengthWeight float64 `json:"matchLengthWeight"`
@@ -34,11 +34,12 @@ func (p *PrefixCacheScorer) Validate() error {
 
 // Score implements [sched.Scorer].
 func (p *PrefixCacheScorer) Score(c *sched.Cycle, score []float64) {
-	if c.Blocks == 0 {
+	found := c.Prefix(p.PrefixMatchInfoProducerName)
+	if found.Blocks == 0 {
 		return
 	}
-	for i, m := range c.Match {
-		length := min(1, float64(m)*float64(c.BlockTokens)/float64(p.MatchLengthScaleTokens))
-		score[i] = (1-p.MatchLengthWeight)*float64(m)/float64(c.Blocks) + p.MatchLengthWeight*length*length
+	for i, m := range found.Match {
+		length := min(1, float64(m)*float64(found.BlockTokens)/float64(p.MatchLengthScaleTokens))
+		score[i] = (1-p.MatchLengthWeight)*found.Share(i) + p.MatchLengthWeight*length*length
 	}
 }

@@ -227,13 +227,13 @@ func TestSeenIsTakenBeforeThePageIsAskedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := start(t, 1, Options{Interval: time.Second})
 		load := r.endpoint(0).Load
-		load.Take(1)
-		r.set(func() { r.e[0].during = func() { load.Take(1) } })
+		load.Take(time.Now(), 1, 0)
+		r.set(func() { r.e[0].during = func() { load.Take(time.Now(), 1, 0) } })
 		pass(1500 * time.Millisecond)
 		if seen, sent := r.endpoint(0).Seen, load.Sent(); seen != sent-1 && seen != sent-2 {
 			t.Errorf("got %d seen of %d sent", seen, sent)
 		}
-		if n := load.Unseen(r.endpoint(0).Seen); n < 1 {
+		if n := r.endpoint(0).Unseen(time.Now(), 2*time.Second); n < 1 {
 			t.Errorf("got %d unseen, want what was sent during the poll", n)
 		}
 	})

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package penstock
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/penstock-project/penstock/config"
+	"github.com/penstock-project/penstock/flow"
+	"github.com/penstock-project/penstock/gateway"
+	"github.com/penstock-project/penstock/plugin"
+	"github.com/penstock-project/penstock/sched"
+	"github.com/penstock-project/penstock/sched/policy"
+)
+
+// lane is a pool's lane with the text of what it was built from.
+type lane struct {
+	*gateway.Lane
+	from string
+}
+
+// planner builds a plan from an EndpointPickerConfig. A plugin that is named twice is one value.
+type planner struct {
+	built map[string]any
+	from  strings.Builder
+	timed func(point, kind, name string) func(time.Duration)
+}
+
+// buildLane makes what serves a pool from its EndpointPickerConfig; timed says where the durations of
+// plugins go.
+func buildLane(p *config.Picker, timed func(point, kind, name string) func(time.Duration)) (lane, error) {
+	b := &planner{built: map[string]any{}, timed: timed}
+	plan := &sched.Plan{}
+	err := b.plan(p, plan)
+	if err != nil {
+		return lane{}, err
+	}
+	out := &gateway.Lane{Gate: flow.NewLegacy(), Plan: plan.Ready()}
+	for _, pr := range plan.Producers {
+		if w, ok := pr.Plugin.(worker); ok {
+			out.Work = w.Work
+		}
+	}
+	return lane{out, b.from.String()}, nil
+}
+
+// worker is the producer that says how much work a request brings.
+type worker interface {
+	Work(c *sched.Cycle, i int) (prefill, output int64)
+}
+
+func (b *planner) plan(p *config.Picker, plan *sched.Plan) error {
+	for _, d := range p.Plugins {
+		v, err := b.value(d)
+		if err != nil {
+			return err
+		}
+		switch {
+		case v == nil:
+		case policy.Screeners[d.Type] != nil:
+			plan.Screeners = append(plan.Screeners, named[sched.Filter](b, "Screener", d, v))
+		case policy.Admitters[d.Type] != nil:
+			plan.Admitters = append(plan.Admitters, named[sched.Admitter](b, "Admitter", d, v))
+		}
+	}
+	wantsPrefix := false
+	for _, profile := range b.profiles(p) {
+		out, err := b.profile(profile)
+		if err != nil {
+			return err
+		}
+		plan.Profiles = append(plan.Profiles, out)
+		for _, s := range out.Scorers {
+			_, prefix := s.Plugin.(*policy.PrefixCacheScorer)
+			wantsPrefix = wantsPrefix || prefix
+		}
+	}
+	for _, d := range p.Plugins {
+		if policy.Producers[d.Type] == nil {
+			continue
+		}
+		v, err := b.value(d)
+		if err != nil {
+			return err
+		}
+		plan.Producers = append(plan.Producers, named[sched.Producer](b, "DataProducer", d, v))
+		wantsPrefix = false
+	}
+	if wantsPrefix {
+		const typ = "approx-prefix-cache-producer"
+		plan.Producers = append(plan.Producers, sched.Named[sched.Producer]{Name: typ, Plugin: policy.Producers[typ]()})
+	}
+	plan.Handler = policy.Handlers["single-profile-handler"]()
+	if h := p.Handler; h != nil && h.Active {
+		v, err := b.value(h)
+		if err != nil {
+			return err
+		}
+		plan.Handler = v.(sched.Handler)
+	}
+	return nil
+}
+
+// profiles are those that the handler chooses among. Where it is not active yet, the one named decode serves
+// alone, else the first.
+func (b *planner) profiles(p *config.Picker) []config.Profile {
+	if len(p.Profiles) == 1 || p.Handler != nil && p.Handler.Active {
+		return p.Profiles
+	}
+	for _, profile := range p.Profiles {
+		if profile.Name == "decode" {
+			return []config.Profile{profile}
+		}
+	}
+	return p.Profiles[:1]
+}
+
+func (b *planner) profile(p config.Profile) (*sched.Profile, error) {
+	out := &sched.Profile{Name: p.Name, Endpoints: 1}
+	fmt.Fprintln(&b.from, "profile", p.Name)
+	for _, ref := range p.Plugins {
+		v, err := b.value(ref.Plugin)
+		if err != nil {
+			return nil, err
+		}
+		fmt.Fprintln(&b.from, ref.Name, ref.Weight)
+		if f, ok := v.(sched.Filter); ok {
+			out.Filters = append(out.Filters, named[sched.Filter](b, "Filter", ref.Plugin, f))
+		}
+		if s, ok := v.(sched.Scorer); ok {
+			out.Scorers = append(out.Scorers, sched.Weighted{Named: named[sched.Scorer](b, "Scorer", ref.Plugin, s), Weight: ref.Weight})
+		}
+		if k, ok := v.(sched.Picker); ok {
+			out.Picker = named[sched.Picker](b, "Picker", ref.Plugin, k)
+		}
+	}
+	if out.Picker.Plugin == nil {
+		const typ = "max-score-picker"
+		out.Picker = sched.Named[sched.Picker]{Name: typ, Plugin: policy.Pickers[typ]()}
+	}
+	if n, ok := out.Picker.Plugin.(interface{ Endpoints() int }); ok {
+		out.Endpoints = n.Endpoints()
+	}
+	return out, nil
+}
+
+// value is the plugin that a declaration makes, nil for one that is not active or needs no value.
+func (b *planner) value(d *config.Plugin) (any, error) {
+	if !d.Active {
+		return nil, nil
+	}
+	if v, ok := b.built[d.Name]; ok {
+		return v, nil
+	}
+	v, err := construct(d.Type, d.Decode)
+	if err != nil {
+		return nil, err
+	}
+	b.built[d.Name] = v
+	text, _ := json.Marshal(v) // plugins are plain structs; one that were not would only rebuild more often
+	fmt.Fprintf(&b.from, "%s %s %s\n", d.Name, d.Type, text)
+	return v, nil
+}
+
+func named[T any](b *planner, point string, d *config.Plugin, v any) sched.Named[T] {
+	n := sched.Named[T]{Name: d.Name, Plugin: v.(T)}
+	if b.timed != nil {
+		n.Took = b.timed(point, d.Type, d.Name)
+	}
+	return n
+}
+
+// active reports whether a type is made by one of the sets of sched/policy.
+func active(typ string) bool {
+	return has(policy.Filters, typ) || has(policy.Scorers, typ) || has(policy.Pickers, typ) || has(policy.Producers, typ) ||
+		has(policy.Screeners, typ) || has(policy.Admitters, typ) || has(policy.Handlers, typ)
+}
+
+func has[T any](set plugin.Set[T], typ string) bool { return set[typ] != nil }
+
+// construct makes a plugin of any active type.
+func construct(typ string, decode func(any) error) (any, error) {
+	switch {
+	case has(policy.Filters, typ):
+		return policy.Filters.New(typ, decode)
+	case has(policy.Scorers, typ):
+		return policy.Scorers.New(typ, decode)
+	case has(policy.Pickers, typ):
+		return policy.Pickers.New(typ, decode)
+	case has(policy.Producers, typ):
+		return policy.Producers.New(typ, decode)
+	case has(policy.Screeners, typ):
+		return policy.Screeners.New(typ, decode)
+	case has(policy.Admitters, typ):
+		return policy.Admitters.New(typ, decode)
+	case has(policy.Handlers, typ):
+		return policy.Handlers.New(typ, decode)
+	case typ == "file-discovery":
+		v := &config.FileDiscovery{}
+		return v, decode(v)
+	}
+	return nil, nil
+}

@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sched
+
+import (
+	"context"
+	"math"
+	"math/rand/v2"
+	"time"
+
+	"github.com/penstock-project/penstock/fleet"
+	"github.com/penstock-project/penstock/kvcache"
+)
+
+// Prompt feeds the prompt's normalized bytes to a hasher; nil when there is none.
+type Prompt func(*kvcache.Hasher)
+
+// Headers reads the request's headers by lower-case name; empty for one that is not there, or that the
+// caller is not trusted to set.
+type Headers interface {
+	Get(name string) string
+}
+
+// Header is one name, lower case, and its value.
+type Header struct{ Name, Value string }
+
+// Attribute is a fact about the request that a producer found, such as its session.
+type Attribute struct {
+	Name, Producer string
+	Value          string
+}
+
+// Prefix tells, by one producer, how much of the prompt each candidate holds in its KV cache.
+type Prefix struct {
+	// Producer is the configured name of whoever found it.
+	Producer string
+	// Match is the cached prefix of each candidate, and Blocks the whole prompt, in blocks of
+	// BlockTokens tokens. Blocks is 0 when nobody looked.
+	Match       []int32
+	Blocks      int
+	BlockTokens int
+}
+
+// Fate tells why an endpoint of the pool is not among the candidates: [Kept], one of the causes
+// below, or the stage that dropped it, counted from [FirstStage]: the plan's screeners, then the
+// profile's filters.
+type Fate uint8
+
+// The fates of endpoints.
+const (
+	Kept        Fate = iota
+	NotServing       // it does not list the model, and others do
+	NotInSubset      // the data plane's subset leaves it out
+	Ejected          // it failed lately
+	FirstStage
+)
+
+// Cycle is one decision: what is asked, who may serve it, and what was found on the way.
+// Slices indexed by candidate are parallel to Candidates. A Cycle is reused; nobody keeps
+// it or its slices after the decision.
+type Cycle struct {
+	// Context ends when the caller leaves.
+	Context context.Context
+	// Now and Rand are the decision's time and chance.
+	Now  time.Time
+	Rand *rand.Rand
+	// Stale is the age beyond which a signal counts as unknown.
+	Stale time.Duration
+
+	// ID is the request's id; Model is what it asks for, after any rewrite; Salt keeps its cache apart.
+	ID, Model, Salt string
+	// Tenant is the fairness id; Priority comes from the objective.
+	Tenant   string
+	Priority int
+	// Headers are the request's; nil for none.
+	Headers Headers
+	// MaxTokens is the caller's cap on output tokens, 0 for none.
+	MaxTokens int64
+	Prompt    Prompt
+	// Media appends the hash of each image, sound or video of the prompt; nil when there is none.
+	Media func(into []uint64) []uint64
+	// Tokens estimates the prompt, in tokens; set by the first producer that knows.
+	Tokens int64
+
+	// All are the pool's endpoints, and Fates what became of each; not to be changed.
+	All   []*fleet.Endpoint
+	Fates []Fate
+	// Candidates are those that may still serve.
+	Candidates []*fleet.Endpoint
+	// Origin is the place of each candidate in All.
+	Origin []int32
+	// Prefixes are what producers found of cached prefixes, the default one first.
+	Prefixes []Prefix
+	// Attributes are what producers found about the request.
+	Attributes []Attribute
+	// Peer is the endpoint that does another leg of the same request; nil for none.
+	Peer *fleet.Endpoint
+
+	// Scores holds each scorer's scores in the order of the profile, Total their weighted sum less what
+	// [Reserve] takes for requests that are Unseen.
+	Scores [][]float64
+	Total  []float64
+	Unseen []int64
+	// Order lists candidates, the pick first, then its fallbacks from the best.
+	Order []int
+
+	// Set are headers that plugins add to the request on its way to the endpoint.
+	Set []Header
+
+	Hasher  kvcache.Hasher
+	scratch kvcache.Scratch
+	keep    []bool
+	slots   []uint32
+	keys    []float64
+	after   Fate // the first filter's
+	none    Prefix
+}
+
+// Begin makes all endpoints candidates. What an earlier decision left is forgotten.
+func (c *Cycle) Begin(all []*fleet.Endpoint) {
+	n := len(all)
+	c.All, c.Fates, c.Origin = all, sized(c.Fates, n), sized(c.Origin, n)
+	c.Candidates = append(c.Candidates[:0], all...)
+	clear(c.Fates)
+	for i := range c.Origin {
+		c.Origin[i] = int32(i)
+	}
+	c.Prefixes, c.Attributes, c.Set, c.Order = c.Prefixes[:0], c.Attributes[:0], c.Set[:0], c.Order[:0]
+	c.Tokens, c.Peer, c.after = 0, nil, FirstStage
+}
+
+// Mask is memory for [Cycle.Drop]: true for each candidate.
+func (c *Cycle) Mask() []bool {
+	c.keep = sized(c.keep, len(c.Candidates))
+	for i := range c.keep {
+		c.keep[i] = true
+	}
+	return c.keep
+}
+
+// Drop removes the candidates that are false in the last [Cycle.Mask], and notes why.
+func (c *Cycle) Drop(why Fate) {
+	for i, ok := range c.keep {
+		if !ok {
+			c.Fates[c.Origin[i]] = why
+		}
+	}
+	c.compact()
+}
+
+// compact removes the candidates that have a fate.
+func (c *Cycle) compact() {
+	k := 0
+	for i, at := range c.Origin {
+		if c.Fates[at] != Kept {
+			continue
+		}
+		if k != i {
+			c.Candidates[k], c.Origin[k] = c.Candidates[i], at
+			for p := range c.Prefixes {
+				m := c.Prefixes[p].Match
+				m[k] = m[i]
+			}
+		}
+		k++
+	}
+	c.Candidates, c.Origin = c.Candidates[:k], c.Origin[:k]
+	for p := range c.Prefixes {
+		c.Prefixes[p].Match = c.Prefixes[p].Match[:k]
+	}
+}
+
+// AddPrefix makes room for what a producer of that name finds; until it tells, nothing matches. The
+// pointer holds until the next AddPrefix.
+func (c *Cycle) AddPrefix(producer string) *Prefix {
+	k := len(c.Prefixes)
+	if k < cap(c.Prefixes) {
+		c.Prefixes = c.Prefixes[:k+1] // with its memory
+	} else {
+		c.Prefixes = append(c.Prefixes, Prefix{})
+	}
+	p := &c.Prefixes[k]
+	p.Producer, p.Match, p.Blocks, p.BlockTokens = producer, sized(p.Match, len(c.Candidates)), 0, 0
+	clear(p.Match)
+	return p
+}
+
+// Prefix is what the producer of that name found; the empty name is the default one. Where
+// nobody looked, nothing matches.
+func (c *Cycle) Prefix(producer string) *Prefix {
+	for i := range c.Prefixes {
+		if producer == "" || c.Prefixes[i].Producer == producer {
+			return &c.Prefixes[i]
+		}
+	}
+	c.none.Match = sized(c.none.Match, len(c.Candidates))
+	clear(c.none.Match)
+	return &c.none
+}
+
+// Share is the cached part of the prompt at candidate i, 0 to 1; 0 when nobody looked.
+func (p *Prefix) Share(i int) float64 {
+	if p.Blocks == 0 {
+		return 0
+	}
+	return min(1, float64(p.Match[i])/float64(p.Blocks))
+}
+
+// Cached is the cached part of the prompt at candidate i, in tokens, by the producer of that name.
+func (c *Cycle) Cached(producer string, i int) int64 {
+	p := c.Prefix(producer)
+	return min(int64(p.Match[i])*int64(p.BlockTokens), c.Tokens)
+}
+
+// Attribute is what a producer found about the request; an empty producer is any.
+func (c *Cycle) Attribute(name, producer string) string {
+	for i := range c.Attributes {
+		if a := &c.Attributes[i]; a.Name == name && (producer == "" || a.Producer == producer) {
+			return a.Value
+		}
+	}
+	return ""
+}
+
+// Header reads a header of the request.
+func (c *Cycle) Header(name string) string {
+	if c.Headers == nil {
+		return ""
+	}
+	return c.Headers.Get(name)
+}
+
+// Keys is memory for a picker's sort keys, one for each candidate.
+func (c *Cycle) Keys() []float64 {
+	c.keys = sized(c.keys, len(c.Candidates))
+	return c.keys
+}
+
+// Top fills Order with the candidates that have the highest keys, in falling order. Equals are put
+// into an order by chance; NaN comes last.
+func (c *Cycle) Top(key []float64) {
+	type entry struct {
+		key float64
+		tie uint64
+		i   int
+	}
+	var top [Ranked]entry
+	n := 0
+	salt := c.Rand.Uint64()
+	for i, k := range key {
+		if math.IsNaN(k) {
+			k = math.Inf(-1)
+		}
+		if n == Ranked && k < top[n-1].key {
+			continue
+		}
+		e := entry{k, mix(salt + uint64(i)), i}
+		at := n
+		for at > 0 && (top[at-1].key < k || top[at-1].key == k && top[at-1].tie < e.tie) {
+			at--
+		}
+		if at == Ranked {
+			continue
+		}
+		n = min(n+1, Ranked)
+		copy(top[at+1:n], top[at:n-1])
+		top[at] = e
+	}
+	c.Order = c.Order[:0]
+	for _, e := range top[:n] {
+		c.Order = append(c.Order, e.i)
+	}
+}
+
+// mix makes neighbours independent (the finalizer of SplitMix64, Steele, Lea and Flood 2014).
+func mix(x uint64) uint64 {
+	x *= 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
+}
+
+// LookUp fills p from an index by the keys in c.Hasher.
+func (c *Cycle) LookUp(x *kvcache.Index, p *Prefix) {
+	c.slots = c.slots[:0]
+	for _, e := range c.Candidates {
+		c.slots = append(c.slots, e.Load.Slot)
+	}
+	x.Match(c.Hasher.Keys, c.Hasher.Starts, c.slots, p.Match, &c.scratch)
+	p.Blocks = len(c.Hasher.Keys)
+}
