@@ -411,7 +411,9 @@ func (x *Exchange) placement(pool *fleet.Pool, c *sched.Cycle) *Placement {
 			p.Scores[i] = Score{x.lane.target(e).Address, c.Total[i]}
 		}
 	}
-	p.Set = append(p.Set, c.Set...)
+	for _, h := range c.Set {
+		p.Set = append(p.Set, Header(h))
+	}
 	if x.decoded != nil {
 		p.Body = x.decoded
 		p.Remove = append(p.Remove, "content-encoding")

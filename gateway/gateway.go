@@ -44,7 +44,7 @@ type Head struct {
 }
 
 // Header is one name and value.
-type Header = sched.Header
+type Header struct{ Name, Value string }
 
 // Placement is where a request goes, and what to change on the way.
 type Placement struct {

@@ -195,6 +195,7 @@ func (s *scenario) matches(t *testing.T, d *datadriven.TestData) {
 		k, v, _ := strings.Cut(f, "=")
 		p.Match[slices.Index(s.endpoints, s.endpoint(t, k))] = int32(number(t, v))
 	}
+	s.prefixes = slices.DeleteFunc(s.prefixes, func(o sched.Prefix) bool { return o.Producer == p.Producer })
 	s.prefixes = append(s.prefixes, p)
 }
 
@@ -310,7 +311,9 @@ func (s *scenario) decide() string {
 		Picker: sched.Named[sched.Picker]{Name: "max-score-picker", Plugin: Pickers["max-score-picker"]()},
 	}
 	c := s.cycle()
-	p.Decide(c)
+	if !p.Decide(c) {
+		return "none\n"
+	}
 	var b strings.Builder
 	for i, e := range c.Candidates {
 		fmt.Fprintf(&b, "%s %.4f\n", e.Name, c.Total[i])
