@@ -26,7 +26,7 @@ var rooms = map[string][]string{
 	"config":          {"api", "plugin"},
 	"fleet":           {},
 	"source/file":     {"fleet"},
-	"source/scrape":   {"fleet"},
+	"source/scrape":   {"fleet", "plugin"}, // sources and extractors are plugins of a configuration
 	"kvcache":         {},
 	"request":         {},
 	"route":           {"fleet"},

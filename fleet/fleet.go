@@ -58,9 +58,12 @@ type Reading struct {
 	Waiting, Running Signal
 	// KVUsage is the used share of the KV cache, 0 to 1.
 	KVUsage Signal
-	// Engine names the engine whose metric names the page had, KVName the family that
-	// KVUsage was read from; both empty when not known.
-	Engine, KVName string
+	// Engine names the engine whose metric names the page had; empty when not known.
+	Engine string
+	// WaitingName, RunningName and KVName are the families that the signals were read from.
+	WaitingName, RunningName, KVName string
+	// Refused are values that cannot be, such as a share above 1: their signals are absent.
+	Refused []Refused
 	// BlockSize is the engine's KV block in tokens, NumBlocks how many it has; 0 when not told.
 	BlockSize, NumBlocks int
 	// Adapters lists LoRA adapters that run, Queued those that wait, MaxAdapters how many fit.
@@ -69,6 +72,12 @@ type Reading struct {
 	// Seen is [Load.Sent] as it stood when the page was asked for: what was
 	// dispatched later cannot show in this reading.
 	Seen int64
+}
+
+// Refused is a value on a page that cannot be.
+type Refused struct {
+	Metric string
+	Value  float64 // as it stood there; may be no number
 }
 
 // Attribute is a value of an endpoint that has no field of its own in [Reading]: a metric that a

@@ -5,6 +5,7 @@ package scrape
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"io"
 	"net"
@@ -13,6 +14,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/penstock-project/penstock/fleet"
 )
 
 // Fault is why a poll failed, in a word that fits a label.
@@ -26,8 +29,14 @@ const (
 	Reset       Fault = "reset" // the connection broke
 	TooLarge    Fault = "too-large"
 	Malformed   Fault = "malformed"  // not HTTP, or not what was asked for
-	NoSignals   Fault = "no-signals" // a page without anything known
-	BadValue    Fault = "bad-value"  // a value that cannot be
+	HTTP2Only   Fault = "http2-only" // an answer in HTTP/2 to a question in HTTP/1.1
+	WantsTLS    Fault = "wants-tls"  // asked over http, it speaks TLS
+	NoTLS       Fault = "no-tls"     // asked over https, it does not speak TLS
+	Certificate Fault = "certificate"
+	Handshake   Fault = "tls-handshake" // TLS failed for another reason, such as our own certificate
+	Credentials Fault = "credentials"   // our own certificates or token cannot be read
+	NoSignals   Fault = "no-signals"    // a page without anything known
+	BadValue    Fault = "bad-value"     // a value that cannot be
 )
 
 // Error implements error.
@@ -45,14 +54,34 @@ type Dialer func(ctx context.Context, network, address string) (net.Conn, error)
 // getter asks one path of one address again and again over one connection. It is no general
 // client: it asks for plain bodies, follows no redirect, and reads into its caller's buffer.
 type getter struct {
-	address string
-	request []byte
-	conn    net.Conn
+	address, path, accept, auth string
+	request                     []byte
+	tls                         *tls.Config // for the next connection; nil for none
+	conn                        net.Conn
 }
 
 func newGetter(address, path, accept string) *getter {
-	return &getter{address: address, request: []byte("GET " + path + " HTTP/1.1\r\nHost: " + address +
-		"\r\nUser-Agent: penstock\r\nAccept: " + accept + "\r\n\r\n")}
+	g := &getter{address: address, path: path, accept: accept}
+	g.write()
+	return g
+}
+
+// show sets what to show and to trust from now on. A connection that is open goes on.
+func (g *getter) show(config *tls.Config, auth string) {
+	g.tls = config
+	if auth != g.auth {
+		g.auth = auth
+		g.write()
+	}
+}
+
+func (g *getter) write() {
+	auth := ""
+	if g.auth != "" {
+		auth = "Authorization: " + g.auth + "\r\n"
+	}
+	g.request = []byte("GET " + g.path + " HTTP/1.1\r\nHost: " + g.address +
+		"\r\nUser-Agent: penstock\r\nAccept: " + g.accept + "\r\n" + auth + "\r\n")
 }
 
 func (g *getter) close() {
@@ -87,11 +116,11 @@ func (g *getter) once(w *worker, deadline time.Time, limit int) (body []byte, qu
 	}()
 	if g.conn == nil {
 		ctx, cancel := context.WithDeadline(w.ctx, deadline)
-		g.conn, err = w.dial(ctx, "tcp", g.address)
+		g.conn, err = g.dial(ctx, w.dial)
 		cancel()
 		if err != nil {
 			g.conn = nil
-			return nil, false, dialFault(err)
+			return nil, false, err
 		}
 	}
 	if err = g.conn.SetDeadline(deadline); err != nil {
@@ -109,6 +138,39 @@ func (g *getter) once(w *worker, deadline time.Time, limit int) (body []byte, qu
 	return body, len(r.buf) == 0, err
 }
 
+// dial opens a connection; what keeps it from being used is a [Fault].
+func (g *getter) dial(ctx context.Context, dial Dialer) (net.Conn, error) {
+	c, err := dial(ctx, "tcp", g.address)
+	if err != nil {
+		return nil, dialFault(err)
+	}
+	if g.tls == nil {
+		return c, nil
+	}
+	config := g.tls.Clone()
+	config.ServerName = hostOf(g.address)
+	t := tls.Client(c, config)
+	if err := t.HandshakeContext(ctx); err != nil {
+		_ = c.Close()
+		return nil, tlsFault(err)
+	}
+	return t, nil
+}
+
+func tlsFault(err error) Fault {
+	var untrusted *tls.CertificateVerificationError
+	var plain tls.RecordHeaderError
+	switch {
+	case errors.As(err, &untrusted):
+		return Certificate
+	case errors.As(err, &plain):
+		return NoTLS
+	case isTimeout(err):
+		return Timeout
+	}
+	return Handshake
+}
+
 func dialFault(err error) Fault {
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
@@ -122,11 +184,14 @@ func dialFault(err error) Fault {
 // fault sorts an error of an exchange.
 func fault(err error) Fault {
 	var f Fault
+	var alert tls.AlertError
 	switch {
 	case errors.As(err, &f):
 		return f
 	case isTimeout(err):
 		return Timeout
+	case errors.As(err, &alert): // with TLS 1.3 our certificate is refused after the handshake
+		return Handshake
 	}
 	return Reset
 }
@@ -321,7 +386,28 @@ func (r *reader) head() (head, error) {
 		if err := r.more(firstRead); err != nil {
 			return head{}, broken(err)
 		}
+		if f := foreign(r.buf[r.at:]); f != "" {
+			return head{}, f
+		}
 	}
+}
+
+// foreign says what an answer is whose first bytes are not HTTP/1's; empty when they may be.
+func foreign(b []byte) Fault {
+	const settings = 4 // the type of the frame with which HTTP/2 begins
+	switch {
+	case len(b) == 0 || b[0] == 'H':
+		return ""
+	case b[0] == 0x15 || b[0] == 0x16: // an alert, a handshake
+		return WantsTLS
+	case b[0] != 0:
+		return Malformed
+	case len(b) >= 9 && b[3] == settings && string(b[5:9]) == "\x00\x00\x00\x00":
+		return HTTP2Only
+	case len(b) >= 9:
+		return Malformed
+	}
+	return ""
 }
 
 func parseHead(b []byte) (head, bool) {
@@ -391,6 +477,8 @@ type worker struct {
 	dial    Dialer
 	buf     []byte
 	page    Page
+	// attributes is room for what a page says.
+	attributes []fleet.Attribute
 
 	mu      sync.Mutex
 	conn    net.Conn // in use

@@ -122,7 +122,7 @@ func BenchmarkGet(b *testing.B) {
 			if err != nil || len(body) != len(page) {
 				b.Fatal(err)
 			}
-			Scan(body, Default, &w.page)
+			Scan(body, Default, "", &w.page)
 		}
 	})
 	b.Run("nethttp", func(b *testing.B) {
@@ -144,7 +144,7 @@ func BenchmarkGet(b *testing.B) {
 			}
 			resp.Body.Close()
 			cancel()
-			Scan(buf, Default, &p)
+			Scan(buf, Default, "", &p)
 		}
 	})
 }

@@ -19,7 +19,9 @@ func (r *runner) readModels(j job, body []byte) error {
 		} `json:"data"`
 	}
 	if err := json.Unmarshal(body, &list); err != nil || list.Data == nil {
-		r.opt.Extracted(ModelsSource, ModelsExtractor, j.load, string(Malformed))
+		for _, x := range j.task.poll.extractors {
+			r.opt.Extracted(j.task.poll.typ, x.Type, j.load, string(Malformed))
+		}
 		return Malformed
 	}
 	ids := make([]string, 0, len(*list.Data))

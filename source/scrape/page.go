@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"math"
 	"math/bits"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -24,9 +25,10 @@ const (
 type Value struct {
 	Value float64
 	State State
-	// Row is where it was read.
+	// Row is where it was read. Of a Bad value, Value is what stood there.
 	Row  *Row
 	rank int
+	n    int // series
 }
 
 // Page is what a metrics page says. Its byte slices point into the page.
@@ -36,18 +38,16 @@ type Page struct {
 	MaxAdapters               int
 	// Adapters and Queued are lists with commas, escaped as on the page; see [Split].
 	Adapters, Queued []byte
+	// Extra are the values of the mapping's attributes, in its order.
+	Extra []Value
 
+	self string
 	lora float64
 }
 
 // Known reports whether the page has any signal.
 func (p *Page) Known() bool {
 	return p.Waiting.State == Known || p.Running.State == Known || p.KVUsage.State == Known
-}
-
-// Bad reports whether the page has a signal that cannot be.
-func (p *Page) Bad() bool {
-	return p.Waiting.State == Bad || p.Running.State == Bad || p.KVUsage.State == Bad
 }
 
 // Engine names the engine whose names the page has, "" when it has none.
@@ -64,10 +64,15 @@ func (p *Page) Engine() string {
 // allocate. What it cannot read, it skips: a page of anything else is a page without values.
 //
 // Several series of one family (engines, ranks, models) are one value: requests and blocks
-// are summed, of usage and block size the largest counts. One series that cannot be (not a
-// number, negative, a share above 1) makes the whole value [Bad].
-func Scan(page []byte, m *Mapping, p *Page) {
-	*p = Page{}
+// are summed, of usage and block size the largest counts, an attribute says itself. One series
+// that cannot be (not a number, negative, a share above 1) makes the whole value [Bad].
+//
+// Histograms are not read: their lines bear longer names than any row's. self is the endpoint's
+// own name, for [Where].
+func Scan(page []byte, m *Mapping, self string, p *Page) {
+	extra := slices.Grow(p.Extra[:0], len(m.extras))[:len(m.extras)]
+	clear(extra)
+	*p = Page{Extra: extra, self: self}
 	for len(page) > 0 {
 		line := page
 		if i := bytes.IndexByte(page, '\n'); i >= 0 {
@@ -75,20 +80,29 @@ func Scan(page []byte, m *Mapping, p *Page) {
 		} else {
 			page = nil
 		}
-		if len(line) <= m.offset {
+		if len(line) < 2 {
 			continue
 		}
 		if line[0] == ' ' || line[0] == '\t' {
-			if line = blanks(line); len(line) <= m.offset {
+			if line = blanks(line); len(line) < 2 {
 				continue
 			}
 		}
-		for mask := m.first[line[0]] & m.later[line[m.offset]]; mask != 0; mask &= mask - 1 {
-			i := bits.TrailingZeros64(mask)
-			if r := &m.rows[i]; len(line) > len(r.Family) && string(line[:len(r.Family)]) == r.Family {
-				p.line(line[len(r.Family):], r, i)
+		for k := range m.blocks {
+			b := &m.blocks[k]
+			if len(line) <= b.offset {
+				continue
+			}
+			for mask := b.first[line[0]] & b.later[line[b.offset]]; mask != 0; mask &= mask - 1 {
+				i := bits.TrailingZeros64(mask)
+				if r := &b.rows[i]; len(line) > len(r.Family) && string(line[:len(r.Family)]) == r.Family {
+					p.line(line[len(r.Family):], r, b.rank+i)
+				}
 			}
 		}
+	}
+	for i := range p.Extra {
+		p.Extra[i].finish()
 	}
 }
 
@@ -101,11 +115,11 @@ func (p *Page) line(b []byte, r *Row, rank int) {
 	b = blanks(b)
 	if len(b) > 0 && b[0] == '{' {
 		var ok bool
-		if b, ok = labels.read(b[1:], r); !ok {
+		if b, ok = labels.read(b[1:], r, p.self); !ok {
 			return
 		}
 	}
-	if r.Label != "" && !labels.chosen {
+	if !labels.chosen(r) {
 		return
 	}
 	v, ok := sampleValue(b)
@@ -118,60 +132,81 @@ func (p *Page) line(b []byte, r *Row, rank int) {
 func (p *Page) take(v float64, r *Row, rank int, labels *series) {
 	switch r.Field {
 	case Waiting:
-		p.Waiting.take(v, r, rank, math.MaxFloat64, false)
+		p.Waiting.take(v, r, rank, 0, math.MaxFloat64, Sum)
 	case Running:
-		p.Running.take(v, r, rank, math.MaxFloat64, false)
+		p.Running.take(v, r, rank, 0, math.MaxFloat64, Sum)
 	case KVUsage:
-		p.KVUsage.take(v, r, rank, 1, true)
+		p.KVUsage.take(v, r, rank, 0, 1, Largest)
 	case BlockSize:
-		p.BlockSize.take(v, r, rank, maxCount, true)
+		p.BlockSize.take(v, r, rank, 0, maxCount, Largest)
 	case NumBlocks:
-		p.NumBlocks.take(v, r, rank, maxCount, false)
+		p.NumBlocks.take(v, r, rank, 0, maxCount, Sum)
 	case CacheInfo:
 		if n, ok := count(labels.size); ok {
-			p.BlockSize.take(float64(n), r, rank, maxCount, true)
+			p.BlockSize.take(float64(n), r, rank, 0, maxCount, Largest)
 		}
 		if n, ok := count(labels.count); ok {
-			p.NumBlocks.take(float64(n), r, rank, maxCount, false)
+			p.NumBlocks.take(float64(n), r, rank, 0, maxCount, Sum)
 		}
 	case LoRA:
 		if v > p.lora {
 			p.lora, p.Adapters, p.Queued = v, labels.running, labels.waiting
 			p.MaxAdapters, _ = count(labels.max)
 		}
+	case Extra:
+		p.Extra[r.Extra.slot].take(v, r, rank, r.Extra.Min, r.Extra.Max, r.Extra.Combine)
 	}
 }
 
 const maxCount = 1 << 40
 
 // take adds one series to the value.
-func (a *Value) take(v float64, r *Row, rank int, limit float64, largest bool) {
+func (a *Value) take(v float64, r *Row, rank int, least, most float64, by Combine) {
 	if a.Row != nil && rank > a.rank {
 		return // a better name has spoken
 	}
 	if a.Row == nil || rank < a.rank {
 		*a = Value{Row: r, rank: rank, State: Known}
 	}
+	a.n++
 	switch {
-	case !(v >= 0 && v <= limit): // also what is not a number
-		a.State, a.Value = Bad, 0
 	case a.State == Bad:
-	case largest:
+	case !(v >= least && v <= most): // also what is not a number
+		a.State, a.Value = Bad, v
+	case a.n == 1:
+		a.Value = v
+	case by == Largest:
 		a.Value = max(a.Value, v)
+	case by == Smallest:
+		a.Value = min(a.Value, v)
 	default:
 		a.Value += v
 	}
 }
 
+// finish makes an attribute's value of what its series were.
+func (a *Value) finish() {
+	if a.State != Known {
+		return
+	}
+	if e := a.Row.Extra; e.Combine == Mean {
+		a.Value /= float64(a.n)
+	}
+	a.Value *= a.Row.Extra.Scale
+	if math.IsInf(a.Value, 0) {
+		a.State = Bad // a sum of what cannot be summed
+	}
+}
+
 // series holds the label values that rows ask for, escaped as they stand.
 type series struct {
-	chosen                bool
+	met, other            uint64 // bits of the row's Where: that hold, that do not
 	size, count           []byte
 	running, waiting, max []byte
 }
 
 // read reads labels after their opening brace and returns what follows the closing one.
-func (s *series) read(b []byte, r *Row) ([]byte, bool) {
+func (s *series) read(b []byte, r *Row, self string) ([]byte, bool) {
 	for {
 		if b = blanks(b); len(b) == 0 {
 			return nil, false
@@ -187,7 +222,7 @@ func (s *series) read(b []byte, r *Row) ([]byte, bool) {
 		if value, b, ok = quoted(blanks(b)); !ok {
 			return nil, false
 		}
-		s.keep(name, value, r)
+		s.keep(name, value, r, self)
 		if b = blanks(b); len(b) == 0 {
 			return nil, false
 		}
@@ -201,12 +236,29 @@ func (s *series) read(b []byte, r *Row) ([]byte, bool) {
 	}
 }
 
-func (s *series) keep(name, value []byte, r *Row) {
-	switch {
-	case r.Label != "":
-		if string(name) == r.Label && string(value) == r.Value {
-			s.chosen = true
+// chosen reports whether the labels are those that the row asks for.
+func (s *series) chosen(r *Row) bool {
+	for i := range r.Where {
+		if bit := uint64(1) << i; s.other&bit != 0 || s.met&bit == 0 && !r.Where[i].Self {
+			return false
 		}
+	}
+	return true
+}
+
+func (s *series) keep(name, value []byte, r *Row, self string) {
+	for i := range r.Where {
+		w := &r.Where[i]
+		switch {
+		case string(name) != w.Label:
+		case w.Self && len(value) == 0: // as good as missing
+		case w.Self && own(value, self), !w.Self && string(value) == w.Value:
+			s.met |= 1 << i
+		default:
+			s.other |= 1 << i
+		}
+	}
+	switch {
 	case r.Field == CacheInfo:
 		switch string(name) {
 		case r.Size:
@@ -224,6 +276,21 @@ func (s *series) keep(name, value []byte, r *Row) {
 			s.max = value
 		}
 	}
+}
+
+// own reports whether a pod's name is that of the endpoint: an endpoint of a pod with several ports
+// is named after it, with -rank- and a number behind.
+func own(pod []byte, self string) bool {
+	if len(self) < len(pod) || self[:len(pod)] != string(pod) {
+		return false
+	}
+	rest := self[len(pod):]
+	if rest == "" {
+		return true
+	}
+	number, ok := strings.CutPrefix(rest, "-rank-")
+	_, err := strconv.ParseUint(number, 10, 16)
+	return ok && err == nil
 }
 
 // labelName reads a name, bare or quoted, and its equals sign.

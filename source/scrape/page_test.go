@@ -112,7 +112,7 @@ func TestScan(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var p Page
-			Scan([]byte(c.page), Default, &p)
+			Scan([]byte(c.page), Default, "", &p)
 			if got := show(&p); got != c.want || p.Engine() != c.engine {
 				t.Errorf("got %s of %q, want %s of %q", got, p.Engine(), c.want, c.engine)
 			}
@@ -122,7 +122,7 @@ func TestScan(t *testing.T) {
 
 func TestScanSaysWhichNameItRead(t *testing.T) {
 	var p Page
-	Scan([]byte("vllm:gpu_cache_usage_perc 0.95\n"), Default, &p)
+	Scan([]byte("vllm:gpu_cache_usage_perc 0.95\n"), Default, "", &p)
 	if p.KVUsage.Row.Family != "vllm:gpu_cache_usage_perc" {
 		t.Errorf("got %q", p.KVUsage.Row.Family)
 	}
@@ -147,7 +147,7 @@ func TestScanDoesNotAllocate(t *testing.T) {
 	page := vllmPage(100 << 10)
 	page = append(page, "vllm:lora_requests_info{max_lora=\"4\",running_lora_adapters=\"a\",waiting_lora_adapters=\"\"} 1.7e+09\n"...)
 	var p Page
-	if n := testing.AllocsPerRun(100, func() { Scan(page, Default, &p) }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() { Scan(page, Default, "", &p) }); n != 0 {
 		t.Errorf("got %v allocations, want 0", n)
 	}
 }
@@ -160,8 +160,8 @@ func expected(page []byte) *Page {
 		return nil
 	}
 	p := &Page{}
-	for i := range Default.rows {
-		r := &Default.rows[i]
+	for i := range Default.blocks[0].rows {
+		r := &Default.blocks[0].rows[i]
 		f := families[r.Family]
 		if f == nil {
 			continue
@@ -180,9 +180,9 @@ func expected(page []byte) *Page {
 			}
 			labels := series{}
 			for _, l := range m.Label {
-				labels.keep([]byte(l.GetName()), []byte(l.GetValue()), r)
+				labels.keep([]byte(l.GetName()), []byte(l.GetValue()), r, "")
 			}
-			if r.Label == "" || labels.chosen {
+			if labels.chosen(r) {
 				p.take(v, r, i, &labels)
 			}
 		}
@@ -197,7 +197,7 @@ func FuzzScan(f *testing.F) {
 	f.Add([]byte("nv_trt_llm_request_metrics{request_type=\"waiting\"} 7\n<html>\n"))
 	f.Fuzz(func(t *testing.T, page []byte) {
 		var got Page
-		Scan(page, Default, &got)
+		Scan(page, Default, "", &got)
 		want := expected(page)
 		if want == nil || bytes.ContainsAny(page, "\\\r") || strange.Match(page) {
 			return // we are more lenient, or keep escapes as they stand
@@ -218,6 +218,6 @@ func BenchmarkScanPage(b *testing.B) {
 	b.SetBytes(int64(len(page)))
 	b.ReportAllocs()
 	for b.Loop() {
-		Scan(page, Default, &p)
+		Scan(page, Default, "", &p)
 	}
 }

@@ -2,17 +2,17 @@
 
 // Package scrape answers: what do the endpoints say of themselves?
 //
-// It polls each endpoint's metrics page and its /v1/models, at an interval, with the
-// endpoints spread over it, and tells the store. A poll that fails tells nothing: what was
-// told last stays, with its age, and so becomes stale.
+// It polls what the [Plan] of an endpoint's pool names, its metrics page and its /v1/models by
+// default, each at an interval, with the endpoints spread over it, and tells the store. A poll that
+// fails tells nothing: what was told last stays, with its age, and so becomes stale.
 package scrape
 
 import (
 	"container/heap"
 	"context"
-	"errors"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"sync"
 	"time"
 
@@ -22,20 +22,12 @@ import (
 // MinInterval is the shortest interval between two looks at a metrics page.
 const MinInterval = 50 * time.Millisecond
 
-// Names of the two polls and of what reads their answers, as metrics and configurations have them.
-const (
-	MetricsSource    = "metrics-data-source"
-	MetricsExtractor = "core-metrics-extractor"
-	ModelsSource     = "models-data-source"
-	ModelsExtractor  = "models-data-extractor"
-)
-
 // Options say how to poll. The zero value of each field is the default that it names.
 type Options struct {
-	// Interval is the time between two looks at one metrics page, 50 ms and not less.
+	// Plans say what to poll, [DefaultPlan] for all pools.
+	Plans *Plans
+	// Interval is the time between two looks at one source that names none, 50 ms and not less.
 	Interval time.Duration
-	// Models is the time between two looks at one list of models, 2 s.
-	Models time.Duration
 	// Timeout bounds one poll, 1 s.
 	Timeout time.Duration
 	// Backoff bounds the time between two looks at an endpoint that fails, 1 s. It should be below the
@@ -44,12 +36,6 @@ type Options struct {
 	// Workers is how many polls may run at once, 32. Those that failed last time, or that never
 	// succeeded, have four times as many of their own: they wait long, and delay nobody.
 	Workers int
-	// Path is where metrics are, /metrics.
-	Path string
-	// MaxPage bounds a metrics page, 8 MiB.
-	MaxPage int
-	// Mapping names what to read, [Default].
-	Mapping *Mapping
 	// Failed is told of each poll that failed, Extracted of each answer that was of no use or
 	// had a value that cannot be. Both may be nil; they are called from many goroutines.
 	Failed    func(source string, load *fleet.Load, cause string)
@@ -65,21 +51,14 @@ func (o *Options) defaults() {
 		}
 	}
 	set(&o.Interval, MinInterval)
-	set(&o.Models, 2*time.Second)
 	set(&o.Timeout, time.Second)
 	set(&o.Backoff, time.Second)
 	o.Interval = max(o.Interval, MinInterval)
 	if o.Workers <= 0 {
 		o.Workers = 32
 	}
-	if o.Path == "" {
-		o.Path = "/metrics"
-	}
-	if o.MaxPage <= 0 {
-		o.MaxPage = 8 << 20
-	}
-	if o.Mapping == nil {
-		o.Mapping = Default
+	if o.Plans == nil {
+		o.Plans = &Plans{}
 	}
 	if o.Failed == nil {
 		o.Failed = func(string, *fleet.Load, string) {}
@@ -109,10 +88,10 @@ func Run(ctx context.Context, store *fleet.Store, opt Options) error {
 	return nil
 }
 
-// key names a poll: an incarnation, and which of its two pages.
+// key names what is repeated: an incarnation, and what is polled of it.
 type key struct {
-	load   *fleet.Load
-	models bool
+	load *fleet.Load
+	poll *poll
 }
 
 // task is one poll that is repeated. The runner owns it; while it runs its worker owns get and what
@@ -120,15 +99,19 @@ type key struct {
 type task struct {
 	key
 	ep    *fleet.Endpoint // newest
+	every time.Duration
+	slot  time.Time // its place in the interval
 	due   time.Time
 	index int // in the heap, -1 while it runs or waits for a worker
 	gone  bool
 	fails int  // in a row
 	well  bool // succeeded before
+	whole *whole
 
 	get              *getter
 	ok               bool
 	adapters, queued list
+	told             bool // attributes
 }
 
 // list is a list of adapters, kept as long as the page says the same.
@@ -175,7 +158,8 @@ func (r *runner) loop() {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	changed := r.store.Changed()
-	r.sync(r.store.Load())
+	plans, replaced := r.opt.Plans.now()
+	r.sync(r.store.Load(), plans)
 	for {
 		now := time.Now()
 		r.dispatch(now)
@@ -189,7 +173,10 @@ func (r *runner) loop() {
 			return
 		case <-changed:
 			changed = r.store.Changed()
-			r.sync(r.store.Load())
+			r.sync(r.store.Load(), plans)
+		case <-replaced:
+			plans, replaced = r.opt.Plans.now()
+			r.sync(r.store.Load(), plans)
 		case t := <-r.done:
 			r.finish(t)
 		case <-timer.C:
@@ -197,22 +184,26 @@ func (r *runner) loop() {
 	}
 }
 
-// sync follows the membership.
-func (r *runner) sync(snap *fleet.Snapshot) {
+// sync follows the membership and the plans. An endpoint of several pools has the plan of the first.
+func (r *runner) sync(snap *fleet.Snapshot, planOf func(fleet.ID) *Plan) {
 	now := time.Now()
-	alive := make(map[*fleet.Load]bool, len(r.tasks)/2)
+	alive := make(map[*fleet.Load]*Plan, len(r.tasks)/2)
 	for _, p := range snap.Pools {
+		plan := planOf(p.ID)
 		for _, ep := range p.Endpoints {
-			if alive[ep.Load] {
-				continue // in two pools
+			if alive[ep.Load] != nil {
+				continue
 			}
-			alive[ep.Load] = true
-			r.follow(key{ep.Load, false}, ep, now.Add(r.phase(ep)))
-			r.follow(key{ep.Load, true}, ep, now)
+			alive[ep.Load] = plan
+			w := &whole{}
+			for _, poll := range plan.polls {
+				r.follow(key{ep.Load, poll}, ep, w, now)
+			}
 		}
 	}
 	for k, t := range r.tasks {
-		if alive[k.load] {
+		plan := alive[k.load]
+		if plan != nil && slices.Contains(plan.polls, k.poll) {
 			continue
 		}
 		delete(r.tasks, k)
@@ -221,22 +212,39 @@ func (r *runner) sync(snap *fleet.Snapshot) {
 			heap.Remove(&r.heap, t.index)
 			t.get.close()
 		}
+		if plan != nil && !slices.ContainsFunc(plan.polls, func(p *poll) bool { return p.name == k.poll.name }) {
+			r.store.TellAttributes(t.ep.ID, k.load, k.poll.name, nil) // nobody asks any more
+		}
 	}
 }
 
-// phase spreads the endpoints evenly over the interval, whatever their number.
-func (r *runner) phase(ep *fleet.Endpoint) time.Duration {
+// phase is an endpoint's place in an interval; they are spread evenly, whatever their number.
+func (r *runner) phase(ep *fleet.Endpoint, interval time.Duration) time.Duration {
 	const golden = 0.6180339887498949
 	f := r.base + float64(ep.Load.Slot)*golden
-	return time.Duration((f - float64(int64(f))) * float64(r.opt.Interval))
+	return time.Duration((f - float64(int64(f))) * float64(interval))
 }
 
-func (r *runner) follow(k key, ep *fleet.Endpoint, due time.Time) {
+// soon is the time within which all endpoints are first asked, however long the interval.
+const soon = 200 * time.Millisecond
+
+func (r *runner) follow(k key, ep *fleet.Endpoint, w *whole, now time.Time) {
 	if t := r.tasks[k]; t != nil {
 		t.ep = ep
 		return
 	}
-	t := &task{key: k, ep: ep, due: due}
+	t := &task{key: k, ep: ep, whole: w, every: r.opt.Interval}
+	switch {
+	case k.poll.Interval > 0:
+		t.every = max(k.poll.Interval, MinInterval)
+	case k.poll.every > 0:
+		t.every = k.poll.every
+	}
+	t.slot = now.Add(r.phase(ep, t.every))
+	t.due = now
+	if !k.poll.models {
+		t.due = now.Add(r.phase(ep, min(t.every, soon)))
+	}
 	r.tasks[k] = t
 	heap.Push(&r.heap, t)
 }
@@ -302,24 +310,25 @@ func (r *runner) finish(t *task) {
 	heap.Push(&r.heap, t)
 }
 
-// next is when a task that ended at now is due again: one interval after it was due, so that it
-// keeps its place in the interval; later when it fails.
+// next is when a task that ended at now is due again: at its place in the next interval; later when
+// it fails.
 func (r *runner) next(t *task, now time.Time) time.Time {
-	interval, first, limit := r.opt.Interval, r.opt.Interval, r.opt.Backoff
-	if t.models {
-		interval = r.opt.Models
-		first, limit = interval, interval
-		if !t.well {
-			first = 100 * time.Millisecond
-		}
-	}
 	if t.fails > 0 {
-		d := min(first<<min(t.fails-1, 16), max(limit, first))
+		first, limit := t.every, max(t.every, r.opt.Backoff)
+		if t.poll.models && !t.well {
+			first = 100 * time.Millisecond // an engine that starts
+		}
+		d := min(first<<min(t.fails-1, 16), limit)
 		return now.Add(d - d/8 + rand.N(d/4)) // apart from those that failed with it
 	}
-	due := t.due.Add(interval)
+	due := t.due.Add(t.every)
+	if t.slot.After(t.due) { // it was asked before its place
+		if due = t.slot; due.Sub(t.due) < t.every/2 {
+			due = due.Add(t.every)
+		}
+	}
 	if late := now.Sub(due); late > 0 {
-		due = due.Add((late/interval + 1) * interval)
+		due = due.Add((late/t.every + 1) * t.every)
 	}
 	return due
 }
@@ -361,73 +370,32 @@ func (r *runner) work(w *worker, work <-chan job) {
 }
 
 func (r *runner) poll(w *worker, j job) {
-	path, accept, address, limit := r.opt.Path, "text/plain;version=0.0.4;q=1,*/*;q=0.1", j.ep.Scrape, r.opt.MaxPage
-	if j.models {
-		path, accept, address, limit = "/v1/models", "application/json", j.ep.Address, maxModels
+	p := j.task.poll
+	config, auth, err := p.creds.read()
+	if err != nil {
+		r.opt.Failed(p.typ, j.load, Credentials.Error())
+		j.ok = false
+		return
 	}
-	if j.get == nil || j.get.address != address {
+	if address := p.address(j.ep); j.get == nil || j.get.address != address {
 		j.get.close()
-		j.get = newGetter(address, path, accept)
+		j.get = newGetter(address, p.Path, p.accept)
 	}
+	j.get.show(config, auth)
 	at, seen := time.Now(), j.load.Sent()
-	body, err := j.get.get(w, limit)
+	body, err := j.get.get(w, p.limit)
 	if r.ctx.Err() != nil {
 		return
 	}
-	source := MetricsSource
-	if j.models {
-		source = ModelsSource
-	}
-	if err == nil {
-		if j.models {
-			err = r.readModels(j, body)
-		} else {
-			err = r.readPage(w, j, body, at, seen)
-		}
-	} else {
-		r.opt.Failed(source, j.load, err.Error())
+	switch {
+	case err != nil:
+		r.opt.Failed(p.typ, j.load, err.Error())
+	case p.models:
+		err = r.readModels(j, body)
+	default:
+		err = r.readPage(w, j, body, at, seen)
 	}
 	j.ok = err == nil
-}
-
-// errUseless is an answer that says nothing.
-var errUseless = errors.New("useless")
-
-// readPage tells the store what a metrics page says. A page without any signal makes all of them unknown.
-func (r *runner) readPage(w *worker, j job, body []byte, at time.Time, seen int64) error {
-	p := &w.page
-	Scan(body, r.opt.Mapping, p)
-	t := j.task
-	read := fleet.Reading{Seen: seen, Engine: p.Engine(), MaxAdapters: p.MaxAdapters,
-		Waiting: signal(p.Waiting, at), Running: signal(p.Running, at), KVUsage: signal(p.KVUsage, at),
-		Adapters: t.adapters.set(p.Adapters), Queued: t.queued.set(p.Queued)}
-	if p.KVUsage.Row != nil {
-		read.KVName = p.KVUsage.Row.Family
-	}
-	if p.BlockSize.State == Known {
-		read.BlockSize = int(p.BlockSize.Value)
-	}
-	if p.NumBlocks.State == Known {
-		read.NumBlocks = int(p.NumBlocks.Value)
-	}
-	r.store.Tell(j.ep.ID, j.load, read)
-	switch {
-	case p.Bad():
-		r.opt.Extracted(MetricsSource, MetricsExtractor, j.load, string(BadValue))
-	case !p.Known():
-		r.opt.Extracted(MetricsSource, MetricsExtractor, j.load, string(NoSignals))
-	}
-	if !p.Known() {
-		return errUseless
-	}
-	return nil
-}
-
-func signal(v Value, at time.Time) fleet.Signal {
-	if v.State != Known {
-		return fleet.Signal{}
-	}
-	return fleet.Signal{Value: v.Value, At: at}
 }
 
 // wheel is a heap of tasks by the time at which they are due.
