@@ -15,6 +15,7 @@ import (
 	"github.com/penstock-project/penstock/fleet"
 	"github.com/penstock-project/penstock/gateway"
 	"github.com/penstock-project/penstock/source/file"
+	"github.com/penstock-project/penstock/source/scrape"
 )
 
 // inherent are plugin types that need no building: what they ask for always happens.
@@ -39,6 +40,7 @@ type site struct {
 	store *fleet.Store
 	gw    *gateway.Gateway
 	log   *slog.Logger
+	plans scrape.Plans // what is polled of the pools' endpoints
 
 	mu      sync.Mutex
 	lanes   map[fleet.ID]lane
@@ -93,11 +95,15 @@ func (s *site) apply(cfg *config.Config) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	lanes, next := gateway.Lanes{}, map[fleet.ID]lane{}
+	plans := map[fleet.ID]*scrape.Plan{}
 	var pools []fleet.PoolSpec
 	for _, p := range cfg.Pools {
 		id := fleet.ID{Namespace: p.Namespace, Name: p.Name}
 		l, err := buildLane(p.Picker, s.gw.Observer.Plugin)
 		if err != nil {
+			return err
+		}
+		if plans[id], err = scrapePlan(p.Picker); err != nil {
 			return err
 		}
 		if old, ok := s.lanes[id]; ok && old.from == l.from {
@@ -135,6 +141,7 @@ func (s *site) apply(cfg *config.Config) error {
 	}
 	s.sources, s.lanes, s.unread = files, next, unread
 	s.gw.SetLanes(lanes)
+	s.plans.Set(plans)
 	s.store.SetPools(pools)
 	return nil
 }

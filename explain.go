@@ -5,6 +5,7 @@ package penstock
 import (
 	"context"
 	"embed"
+	"encoding"
 	"encoding/json"
 	"fmt"
 	"go/ast"
@@ -21,7 +22,7 @@ import (
 // sources are the files whose comments are the documentation of plugins and kinds, so that nothing is
 // written twice.
 //
-//go:embed sched/policy/*.go api/*.go config/config.go
+//go:embed sched/policy/*.go api/*.go config/config.go source/scrape/sources.go source/scrape/extractors.go
 var sources embed.FS
 
 // field is one parameter of a plugin, or one field of a document.
@@ -77,9 +78,12 @@ func describe(e plugin.Entry) (string, []field, error) {
 		return e.Doc + "\n", nil, nil //nolint:nilerr // a required parameter is missing, which is no matter here
 	}
 	t := reflect.TypeOf(v).Elem()
-	doc, fields, err := documentation("sched/policy", t)
-	if doc == "" {
-		doc, fields, err = documentation("config", t)
+	var doc string
+	var fields []field
+	for _, dir := range []string{"sched/policy", "config", "source/scrape"} {
+		if doc == "" && err == nil {
+			doc, fields, err = documentation(dir, t)
+		}
 	}
 	if err != nil {
 		return "", nil, err
@@ -160,6 +164,12 @@ func fieldsOf(types map[string]*ast.GenDecl, t reflect.Type) []field {
 				doc = name + rest
 			}
 			out = append(out, field{Name: name, Type: typeName(sf.Type), Doc: doc})
+			if sf.Type.Kind() == reflect.Slice && sf.Type.Elem().Kind() == reflect.Struct {
+				for _, inner := range fieldsOf(types, sf.Type.Elem()) {
+					inner.Name = name + "[]." + inner.Name
+					out = append(out, inner)
+				}
+			}
 		}
 	}
 	return out
@@ -167,6 +177,9 @@ func fieldsOf(types map[string]*ast.GenDecl, t reflect.Type) []field {
 
 // typeName says in plain words what a value of the type looks like in a manifest.
 func typeName(t reflect.Type) string {
+	if t.Kind() == reflect.Struct && reflect.PointerTo(t).Implements(reflect.TypeFor[encoding.TextUnmarshaler]()) {
+		return "text"
+	}
 	switch t.Kind() {
 	case reflect.Bool:
 		return "true or false"

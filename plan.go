@@ -14,6 +14,7 @@ import (
 	"github.com/penstock-project/penstock/plugin"
 	"github.com/penstock-project/penstock/sched"
 	"github.com/penstock-project/penstock/sched/policy"
+	"github.com/penstock-project/penstock/source/scrape"
 )
 
 // lane is a pool's lane with the text of what it was built from.
@@ -176,7 +177,8 @@ func named[T any](b *planner, point string, d *config.Plugin, v any) sched.Named
 // active reports whether a type is made by one of the sets of sched/policy.
 func active(typ string) bool {
 	return has(policy.Filters, typ) || has(policy.Scorers, typ) || has(policy.Pickers, typ) || has(policy.Producers, typ) ||
-		has(policy.Screeners, typ) || has(policy.Admitters, typ) || has(policy.Handlers, typ)
+		has(policy.Screeners, typ) || has(policy.Admitters, typ) || has(policy.Handlers, typ) ||
+		has(scrape.Sources, typ) || has(scrape.Extractors, typ)
 }
 
 func has[T any](set plugin.Set[T], typ string) bool { return set[typ] != nil }
@@ -198,6 +200,10 @@ func construct(typ string, decode func(any) error) (any, error) {
 		return policy.Admitters.New(typ, decode)
 	case has(policy.Handlers, typ):
 		return policy.Handlers.New(typ, decode)
+	case has(scrape.Sources, typ):
+		return scrape.Sources.New(typ, decode)
+	case has(scrape.Extractors, typ):
+		return scrape.Extractors.New(typ, decode)
 	case typ == "file-discovery":
 		v := &config.FileDiscovery{}
 		return v, decode(v)

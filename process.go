@@ -110,7 +110,7 @@ func (p *process) run(ctx context.Context, cfg *config.Config) error {
 	context.AfterFunc(restCtx, shut) // a source that fails ends the doors, too
 	rest.Go(func() error { return p.obs.Run(restCtx) })
 	rest.Go(func() error {
-		return scrape.Run(restCtx, p.store, scrape.Options{Interval: p.interval, Failed: p.obs.PollFailed, Extracted: p.obs.ExtractFailed})
+		return scrape.Run(restCtx, p.store, scrape.Options{Plans: &p.plans, Interval: p.interval, Failed: p.obs.PollFailed, Extracted: p.obs.ExtractFailed})
 	})
 	p.follow(restCtx, rest, cfg)
 	if l.metrics != nil {

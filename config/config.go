@@ -155,7 +155,7 @@ type Picker struct {
 	Screeners []*Plugin
 	Admitters []*Plugin
 	// Sources tell of endpoints' signals; unless the document forbids it, one is metrics-data-source
-	// with core-metrics-extractor.
+	// with core-metrics-extractor, and one models-data-source with models-data-extractor.
 	Sources []Source
 	// Parsers read requests, the first that can.
 	Parsers []*Plugin

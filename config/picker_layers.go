@@ -14,7 +14,7 @@ import (
 func (p *pickerDocument) dataLayer() {
 	spec := p.spec.DataLayer
 	if spec == nil {
-		p.metrics()
+		p.sources()
 		return
 	}
 	for i, s := range spec.Sources {
@@ -30,7 +30,7 @@ func (p *pickerDocument) dataLayer() {
 		}
 	}
 	if spec.InjectDefaults == nil || *spec.InjectDefaults {
-		p.metrics()
+		p.sources()
 	}
 	dl := *spec
 	p.discovery(&dl)
@@ -39,11 +39,26 @@ func (p *pickerDocument) dataLayer() {
 	p.picker.DataLayer = &dl
 }
 
-// metrics adds the default source, unless one of its type is there.
-func (p *pickerDocument) metrics() {
-	const source = "metrics-data-source"
-	if !slices.ContainsFunc(p.picker.Sources, func(s Source) bool { return s.Type == source }) {
-		p.picker.Sources = append(p.picker.Sources, Source{p.imply(source), []*Plugin{p.imply("core-metrics-extractor")}})
+// extractorOf is the extractor that reads a source when the document names none.
+var extractorOf = map[string]string{
+	"metrics-data-source":              "core-metrics-extractor",
+	"multicluster-metrics-data-source": "multicluster-metrics-extractor",
+	"models-data-source":               "models-data-extractor",
+	"dcgm-data-source":                 "dcgm-extractor",
+}
+
+// sources adds the default sources, unless one of the type is there, under whatever name, and
+// gives each source without an extractor the one that reads it.
+func (p *pickerDocument) sources() {
+	for _, typ := range []string{"metrics-data-source", "models-data-source"} {
+		if !slices.ContainsFunc(p.picker.Sources, func(s Source) bool { return s.Type == typ }) {
+			p.picker.Sources = append(p.picker.Sources, Source{Plugin: p.imply(typ)})
+		}
+	}
+	for i, s := range p.picker.Sources {
+		if typ := extractorOf[s.Type]; typ != "" && len(s.Extractors) == 0 {
+			p.picker.Sources[i].Extractors = []*Plugin{p.imply(typ)}
+		}
 	}
 }
 

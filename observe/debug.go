@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"net/http/pprof"
+	"strconv"
 	"time"
 
 	"github.com/penstock-project/penstock/fleet"
@@ -77,8 +78,12 @@ type (
 		Labels    map[string]string     `json:"labels,omitempty"`
 		Models    []string              `json:"models"`
 		Engine    string                `json:"engine,omitempty"`
+		WaitName  string                `json:"waiting_name,omitempty"` // the metrics that signals were read from
+		RunName   string                `json:"running_name,omitempty"`
 		KVName    string                `json:"kv_usage_name,omitempty"`
+		Refused   []RefusedView         `json:"refused,omitempty"`
 		Signals   map[string]SignalView `json:"signals"`
+		Attrs     []AttributeView       `json:"attributes,omitempty"`
 		Cause     string                `json:"cause,omitempty"` // of the last failed poll, while stale
 		BlockSize int                   `json:"block_size,omitempty"`
 		NumBlocks int                   `json:"num_blocks,omitempty"`
@@ -99,6 +104,17 @@ type (
 		ForMS    int64             `json:"for_ms,omitempty"` // until an ejection ends
 		Cause    string            `json:"cause,omitempty"`
 		Share    *float64          `json:"share,omitempty"` // of its requests, in a slow start
+	}
+	// RefusedView is a value that cannot be, as it stood on the page; its signal is absent.
+	RefusedView struct {
+		Metric string `json:"metric"`
+		Value  string `json:"value"`
+	}
+	// AttributeView is a value that a configuration asks for.
+	AttributeView struct {
+		Name     string `json:"name"`
+		Producer string `json:"producer,omitempty"`
+		SignalView
 	}
 	// SignalView is one signal: its state is fresh, stale or absent.
 	SignalView struct {
@@ -135,10 +151,16 @@ func (o *Observer) endpoint(e *fleet.Endpoint, now time.Time) EndpointView {
 		Signals: map[string]SignalView{
 			"waiting": o.signal(e.Waiting, now), "running": o.signal(e.Running, now), "kv_usage": o.signal(e.KVUsage, now),
 		},
-		Engine: e.Engine, KVName: e.KVName,
+		Engine: e.Engine, WaitName: e.WaitingName, RunName: e.RunningName, KVName: e.KVName,
 		BlockSize: e.BlockSize, NumBlocks: e.NumBlocks, Adapters: e.Adapters, Queued: e.Queued, MaxLoRA: e.MaxAdapters,
 		Requests: e.Load.Requests(), Tokens: e.Load.Tokens(), Sent: e.Load.Sent(), Unseen: e.Unseen(now, o.stale),
 		Health: o.healthOf(e, now), Slot: e.Load.Slot,
+	}
+	for _, r := range e.Refused {
+		v.Refused = append(v.Refused, RefusedView{r.Metric, strconv.FormatFloat(r.Value, 'g', -1, 64)})
+	}
+	for _, a := range e.Attributes {
+		v.Attrs = append(v.Attrs, AttributeView{a.Name, a.Producer, o.signal(a.Signal, now)})
 	}
 	if e.Scrape != e.Address {
 		v.Scrape = e.Scrape

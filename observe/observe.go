@@ -12,6 +12,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -223,7 +224,7 @@ func (o *Observer) Ejected() { o.ejections.Inc() }
 func (o *Observer) SetHealth(p fleet.HealthPolicy) { o.health.Store(&p) }
 
 func (o *Observer) because(source string, load *fleet.Load, cause string) {
-	if load == nil || source != "metrics-data-source" {
+	if load == nil || !strings.HasSuffix(source, "metrics-data-source") { // the multicluster one, too
 		return
 	}
 	o.mu.Lock()

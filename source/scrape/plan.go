@@ -147,22 +147,12 @@ func (p *poll) mapping(ep *fleet.Endpoint) *Mapping {
 	return p.mappings[""]
 }
 
-// ExtractorOf is the type of the extractor that reads a source of that type when nothing else is said;
-// empty for a type that is not among [Sources].
-func ExtractorOf(source string) string {
-	construct, ok := Sources[source]
-	if !ok {
-		return ""
-	}
-	return construct().fetch().extractor
-}
-
 // DefaultPlan is the plan of who wrote none: metrics and models.
 func DefaultPlan() *Plan {
 	var polls []Poll
-	for _, typ := range []string{MetricsSource, ModelsSource} {
-		x := ExtractorOf(typ)
-		polls = append(polls, Poll{Name: typ, Type: typ, Source: Sources[typ](), Extractors: []Named{{x, x, Extractors[x]()}}})
+	for _, pair := range [][2]string{{MetricsSource, MetricsExtractor}, {ModelsSource, ModelsExtractor}} {
+		source, x := pair[0], pair[1]
+		polls = append(polls, Poll{Name: source, Type: source, Source: Sources[source](), Extractors: []Named{{x, x, Extractors[x]()}}})
 	}
 	p, err := NewPlan(polls...)
 	if err != nil {

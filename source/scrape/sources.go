@@ -34,9 +34,7 @@ type fetch struct {
 	every time.Duration
 	// address is whom to ask.
 	address func(*fleet.Endpoint) string
-	// extractor reads the source when nothing else is said.
-	extractor string
-	models    bool // it brings a list of models, and not a page
+	models  bool // it brings a list of models, and not a page
 }
 
 // Sources are the sources by type name.
@@ -139,7 +137,7 @@ func (s *MetricsDataSource) Validate() error {
 }
 
 func (s *MetricsDataSource) fetch() fetch {
-	return fetch{HTTP: s.HTTP, accept: acceptPage, limit: maxPage, address: scrapeAddress(s.Port), extractor: MetricsExtractor}
+	return fetch{HTTP: s.HTTP, accept: acceptPage, limit: maxPage, address: scrapeAddress(s.Port)}
 }
 
 // MulticlusterMetricsDataSource asks each cluster's gateway for its Prometheus page.
@@ -156,9 +154,7 @@ type MulticlusterMetricsDataSource struct {
 func (s *MulticlusterMetricsDataSource) Validate() error { return (*MetricsDataSource)(s).Validate() }
 
 func (s *MulticlusterMetricsDataSource) fetch() fetch {
-	f := (*MetricsDataSource)(s).fetch()
-	f.extractor = MulticlusterExtractor
-	return f
+	return (*MetricsDataSource)(s).fetch()
 }
 
 // ModelsDataSource asks each endpoint for the models that it serves, every 2 s when no interval is written.
@@ -169,7 +165,7 @@ type ModelsDataSource struct {
 func (s *ModelsDataSource) fetch() fetch {
 	return fetch{
 		HTTP: s.HTTP, accept: "application/json", limit: maxModels, every: 2 * time.Second, models: true,
-		address: func(ep *fleet.Endpoint) string { return ep.Address }, extractor: ModelsExtractor,
+		address: func(ep *fleet.Endpoint) string { return ep.Address },
 	}
 }
 
@@ -192,7 +188,7 @@ func (s *DCGMDataSource) Validate() error {
 func (s *DCGMDataSource) fetch() fetch {
 	port := strconv.Itoa(s.Port)
 	return fetch{
-		HTTP: s.HTTP, accept: acceptPage, limit: maxPage, every: time.Second, extractor: GPUExtractor,
+		HTTP: s.HTTP, accept: acceptPage, limit: maxPage, every: time.Second,
 		address: func(ep *fleet.Endpoint) string {
 			if s.UseNodeAddress && ep.NodeAddress != "" {
 				return net.JoinHostPort(strings.Trim(ep.NodeAddress, "[]"), port)
