@@ -54,45 +54,22 @@ type worker interface {
 }
 
 func (b *planner) plan(p *config.Picker, plan *sched.Plan) error {
-	for _, d := range p.Plugins {
-		v, err := b.value(d)
-		if err != nil {
-			return err
-		}
-		switch {
-		case v == nil:
-		case policy.Screeners[d.Type] != nil:
-			plan.Screeners = append(plan.Screeners, named[sched.Filter](b, "Screener", d, v))
-		case policy.Admitters[d.Type] != nil:
-			plan.Admitters = append(plan.Admitters, named[sched.Admitter](b, "Admitter", d, v))
-		}
+	var err error
+	if plan.Screeners, err = several[sched.Filter](b, "Screener", p.Screeners); err != nil {
+		return err
 	}
-	wantsPrefix := false
+	if plan.Producers, err = several[sched.Producer](b, "DataProducer", p.Producers); err != nil {
+		return err
+	}
+	if plan.Admitters, err = several[sched.Admitter](b, "Admitter", p.Admitters); err != nil {
+		return err
+	}
 	for _, profile := range b.profiles(p) {
 		out, err := b.profile(profile)
 		if err != nil {
 			return err
 		}
 		plan.Profiles = append(plan.Profiles, out)
-		for _, s := range out.Scorers {
-			_, prefix := s.Plugin.(*policy.PrefixCacheScorer)
-			wantsPrefix = wantsPrefix || prefix
-		}
-	}
-	for _, d := range p.Plugins {
-		if policy.Producers[d.Type] == nil {
-			continue
-		}
-		v, err := b.value(d)
-		if err != nil {
-			return err
-		}
-		plan.Producers = append(plan.Producers, named[sched.Producer](b, "DataProducer", d, v))
-		wantsPrefix = false
-	}
-	if wantsPrefix {
-		const typ = "approx-prefix-cache-producer"
-		plan.Producers = append(plan.Producers, sched.Named[sched.Producer]{Name: typ, Plugin: policy.Producers[typ]()})
 	}
 	plan.Handler = policy.Handlers["single-profile-handler"]()
 	if h := p.Handler; h != nil && h.Active {
@@ -164,6 +141,20 @@ func (b *planner) value(d *config.Plugin) (any, error) {
 	text, _ := json.Marshal(v) // plugins are plain structs; one that were not would only rebuild more often
 	fmt.Fprintf(&b.from, "%s %s %s\n", d.Name, d.Type, text)
 	return v, nil
+}
+
+// several makes the active ones of a list.
+func several[T any](b *planner, point string, list []*config.Plugin) (out []sched.Named[T], err error) {
+	for _, d := range list {
+		v, err := b.value(d)
+		if err != nil {
+			return nil, err
+		}
+		if _, ok := v.(T); ok {
+			out = append(out, named[T](b, point, d, v))
+		}
+	}
+	return out, nil
 }
 
 func named[T any](b *planner, point string, d *config.Plugin, v any) sched.Named[T] {

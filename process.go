@@ -44,6 +44,7 @@ type settings struct {
 	showEndpoint                   bool // dev: say who served
 	trustLoopback                  bool // dev: the proxy heeds control headers from this machine
 	quiet                          bool // no access lines
+	scores, allSubsets             bool // ext_proc: tell totals; ignore subset hints
 	experimental                   bool // alpha plugins and those for tests are allowed
 }
 
@@ -75,12 +76,14 @@ func newProcess(cfg *config.Config, s settings, log io.Writer) (*process, error)
 	p.memory = request.NewMemory(int64(limits.MaxBufferedBytes))
 	p.gw = gateway.New(gateway.Options{
 		Store: p.store, Observer: p.obs, Log: p.log, Memory: p.memory, MaxBody: int64(limits.MaxBodyBytes), Stale: s.stale,
+		Scores: s.scores, AllSubsets: s.allSubsets,
 	})
 	p.obs.Watch(p.gw.Open, p.memory.Held)
 	report(p.log, cfg.Warnings)
 	p.doors.proxy.Name, p.doors.proxy.Strict = "proxy", true
 	p.doors.extproc.Name = "extproc"
 	p.setTrust(cfg.Penstock.Trust)
+	p.setHealth(cfg.Penstock.Health)
 	return p, p.apply(cfg)
 }
 
@@ -186,6 +189,7 @@ func (p *process) follow(ctx context.Context, g *errgroup.Group, cfg *config.Con
 				return
 			}
 			p.setTrust(next.Penstock.Trust)
+			p.setHealth(next.Penstock.Health)
 			if next.Penstock.Listeners != cfg.Penstock.Listeners || next.Penstock.Limits != cfg.Penstock.Limits {
 				p.log.Warn("spec.listeners and spec.limits take effect at the next start")
 			}
@@ -272,6 +276,16 @@ func trustOf(t api.Trust) gateway.Trust {
 		out.Header, out.Secret = strings.ToLower(t.Header.Name), t.Header.Value
 	}
 	return out
+}
+
+// setHealth puts spec.health into force.
+func (p *process) setHealth(h api.Health) {
+	policy := fleet.HealthPolicy{
+		Failures: h.ConsecutiveFailures, First: time.Duration(h.FirstEjection), Longest: time.Duration(h.LongestEjection),
+		SlowStart: time.Duration(h.SlowStart), MinShare: h.MinShare,
+	}
+	p.gw.SetHealth(policy)
+	p.obs.SetHealth(policy)
 }
 
 // setTrust puts spec.trust into force at both doors.

@@ -78,7 +78,7 @@ func referencePenstock() (string, error) {
 	for _, part := range []struct {
 		path string
 		v    any
-	}{{"spec.listeners", d.Listeners}, {"spec.limits", d.Limits}, {"spec.trust", d.Trust}, {"spec.trust.header", api.TrustHeader{}}} {
+	}{{"spec.listeners", d.Listeners}, {"spec.limits", d.Limits}, {"spec.trust", d.Trust}, {"spec.trust.header", api.TrustHeader{}}, {"spec.health", d.Health}} {
 		doc, fields, err := documentation("api", reflect.TypeOf(part.v))
 		if err != nil {
 			return "", err

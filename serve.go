@@ -119,6 +119,8 @@ func epp(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	health := fs.Int("grpc-health-port", 9003, "port of the gRPC health service")
 	metrics := fs.Int("metrics-port", 9090, "port of /metrics and /debug")
 	fs.BoolVar(&s.healthOnDoor, "health-checking", false, "serve health on the ext_proc port, too")
+	fs.BoolVar(&s.scores, "emit-endpoint-scores", false, "tell Envoy the total of each candidate, in dynamic metadata envoy.lb, x-gateway-destination-endpoint-scores")
+	fs.BoolVar(&s.allSubsets, "disable-endpoint-subset-filter", false, "ignore subset hints of the data plane")
 	s.common(fs)
 	if err := parse(fs, args); err != nil {
 		return err

@@ -19,8 +19,25 @@ type PenstockSpec struct {
 	Listeners Listeners `json:"listeners"`
 	Limits    Limits    `json:"limits"`
 	Trust     Trust     `json:"trust"`
+	Health    Health    `json:"health"`
 	// AllowExperimentalPlugins accepts plugins that are alpha or for tests, in all documents.
 	AllowExperimentalPlugins bool `json:"allowExperimentalPlugins"`
+}
+
+// Health says when an endpoint is passed over for what became of requests to it, and how it comes back. An
+// endpoint to which no connection can be made, or that breaks it before a byte of the answer, is passed over at
+// once.
+type Health struct {
+	// ConsecutiveFailures is how many answers in a row with 500, 502, 503 or 504, or broken off, eject an endpoint.
+	ConsecutiveFailures int `json:"consecutiveFailures"`
+	// FirstEjection is how long the first ejection lasts; each further one in a row lasts twice as long.
+	FirstEjection Duration `json:"firstEjection"`
+	// LongestEjection bounds an ejection. While the endpoint's metrics page can be read it is 3s at most.
+	LongestEjection Duration `json:"longestEjection"`
+	// SlowStart is the time over which an endpoint that healed gets its share of requests back.
+	SlowStart Duration `json:"slowStart"`
+	// MinShare is the share of a pool, above 0 and at most 1, that stays in use whatever fails; one endpoint at least.
+	MinShare float64 `json:"minShare"`
 }
 
 // Listeners are the addresses we listen on, host:port; empty leaves it to the command line.
@@ -92,5 +109,8 @@ func DefaultPenstock() PenstockSpec {
 		MaxBufferedBytes: Gi,
 		MaxHeaderBytes:   64 * Ki,
 		BodyTimeout:      Duration(60 * time.Second),
+	}, Health: Health{
+		ConsecutiveFailures: 5, FirstEjection: Duration(time.Second), LongestEjection: Duration(30 * time.Second),
+		SlowStart: Duration(10 * time.Second), MinShare: 0.2,
 	}}
 }

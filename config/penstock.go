@@ -41,7 +41,22 @@ func readPenstock(d *document) {
 	if h := p.Spec.Trust.Header; h != nil {
 		d.trustHeader(h)
 	}
+	d.health(p.Spec.Health)
 	d.cfg.Penstock = p.Spec
+}
+
+func (d *document) health(h api.Health) {
+	d.positive("spec.health.consecutiveFailures", int64(h.ConsecutiveFailures))
+	d.positive("spec.health.firstEjection", int64(h.FirstEjection))
+	if h.LongestEjection < h.FirstEjection {
+		d.fail("spec.health.longestEjection", "want firstEjection, %s, or more, got %s", h.FirstEjection, h.LongestEjection)
+	}
+	if h.SlowStart < 0 {
+		d.fail("spec.health.slowStart", "want 0s or more, got %s", h.SlowStart)
+	}
+	if !(h.MinShare > 0 && h.MinShare <= 1) {
+		d.fail("spec.health.minShare", "want a share above 0 and at most 1, got %g", h.MinShare)
+	}
 }
 
 func (d *document) positive(path string, n int64) {
