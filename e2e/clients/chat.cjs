@@ -10,13 +10,14 @@ async function ask(model, messages, options) {
   const { data, response } = await client.chat.completions
     .create({ model, messages, max_tokens: 16, temperature: 0, ...options })
     .withResponse();
-  const answer = { text: "", finish: null, events: 0, usage: null, endpoint: response.headers.get("x-penstock-endpoint") ?? "" };
+  const answer = { text: "", finish: null, events: 0, usage: null, model: data.model, endpoint: response.headers.get("x-penstock-endpoint") ?? "" };
   if (!options.stream) {
     const choice = data.choices[0];
     return { ...answer, text: choice.message.content, finish: choice.finish_reason, events: 1, usage: data.usage };
   }
   for await (const event of data) {
     answer.events++;
+    answer.model = answer.model === undefined || answer.model === event.model ? event.model : `${answer.model}, ${event.model}`;
     answer.usage = event.usage ?? answer.usage;
     for (const choice of event.choices) {
       answer.text += choice.delta.content ?? "";

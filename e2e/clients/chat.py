@@ -18,19 +18,20 @@ def plain(messages):
     raw = client.chat.completions.with_raw_response.create(model=model, messages=messages, max_tokens=16, temperature=0)
     answer = raw.parse()
     choice = answer.choices[0]
-    return choice.message.content, choice.finish_reason, 1, answer.usage, raw.headers
+    return answer.model, choice.message.content, choice.finish_reason, 1, answer.usage, raw.headers
 
 
 def streamed(messages, **options):
     raw = client.chat.completions.with_raw_response.create(model=model, messages=messages, max_tokens=16, temperature=0, stream=True, **options)
-    text, finish, events, usage = "", None, 0, None
+    text, finish, events, usage, models = "", None, 0, None, set()
     for event in raw.parse():
         events += 1
+        models.add(event.model)
         usage = event.usage or usage
         for choice in event.choices:
             text += choice.delta.content or ""
             finish = choice.finish_reason or finish
-    return text, finish, events, usage, raw.headers
+    return ", ".join(sorted(models)), text, finish, events, usage, raw.headers
 
 
 TURNS = (
@@ -42,11 +43,12 @@ TURNS = (
 for c in range(conversations):
     messages = [{"role": "user", "content": f"python {base_url} {c}: " + f"word{c} " * 500}]
     for turn, ask in enumerate(TURNS, 1):
-        text, finish, events, usage, headers = ask(messages)
+        answered, text, finish, events, usage, headers = ask(messages)
         details = usage and usage.prompt_tokens_details
         print(json.dumps({
             "conversation": c,
             "turn": turn,
+            "model": answered,
             "text": text,
             "finish": finish,
             "events": events,

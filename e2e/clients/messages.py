@@ -13,9 +13,9 @@ client = Anthropic(base_url=base_url, api_key="none", max_retries=0, timeout=120
 ask = {"model": model, "max_tokens": 16, "messages": [{"role": "user", "content": "hello " * 200}]}
 
 answer = client.messages.create(**ask)
-print(json.dumps({"turn": 1, "text": answer.content[0].text, "finish": answer.stop_reason, "completion_tokens": answer.usage.output_tokens}), flush=True)
+print(json.dumps({"turn": 1, "model": answer.model, "text": answer.content[0].text, "finish": answer.stop_reason, "completion_tokens": answer.usage.output_tokens}), flush=True)
 
 with client.messages.stream(**ask) as stream:
     text = "".join(stream.text_stream)
     answer = stream.get_final_message()
-print(json.dumps({"turn": 2, "text": text, "finish": answer.stop_reason, "completion_tokens": answer.usage.output_tokens}), flush=True)
+print(json.dumps({"turn": 2, "model": answer.model, "text": text, "finish": answer.stop_reason, "completion_tokens": answer.usage.output_tokens}), flush=True)

@@ -23,6 +23,7 @@ import (
 // Turn is one answer, as a client library handed it to its user.
 type Turn struct {
 	Conversation, Turn int
+	Model              string // that the answer says, in every event
 	Text, Finish       string
 	Events             int
 	Usage              bool
@@ -103,13 +104,18 @@ func goClient(t testing.TB, base string, conversations int) []Turn {
 					t.Fatal(err)
 				}
 				usage = answer.Usage
-				turn.Events, turn.Text, turn.Finish = 1, answer.Choices[0].Message.Content, answer.Choices[0].FinishReason
+				turn.Model, turn.Events = answer.Model, 1
+				turn.Text, turn.Finish = answer.Choices[0].Message.Content, answer.Choices[0].FinishReason
 			} else {
 				ask.StreamOptions.IncludeUsage = openai.Bool(i == 1)
 				stream := client.Chat.Completions.NewStreaming(ctx, ask, option.WithResponseInto(&response))
 				for stream.Next() {
 					turn.Events++
 					event := stream.Current()
+					if turn.Events > 1 && turn.Model != event.Model {
+						t.Errorf("event %d says %q, those before %q", turn.Events, event.Model, turn.Model)
+					}
+					turn.Model = event.Model
 					if event.Usage.TotalTokens > 0 {
 						usage = event.Usage
 					}
