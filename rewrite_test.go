@@ -83,7 +83,11 @@ func TestRewriteThroughBothDoors(t *testing.T) {
 		t.Errorf("the alias's page: got %d", status)
 	}
 	want := `llm_d_epp_request_total{fairness_id="default-flow",model_name="alias",priority="0",target_model_name="m"}`
-	until(t, "the metric of both names", func() bool { _, page := get(t, metrics+"/metrics"); return strings.Contains(page, want) })
+	choices := `llm_d_epp_model_rewrite_decisions_total{model_name="alias",model_rewrite_name="w",target_model="m"}`
+	until(t, "the metrics of both names", func() bool {
+		_, page := get(t, metrics+"/metrics")
+		return strings.Contains(page, want) && strings.Contains(page, choices)
+	})
 	if s := log.String(); strings.Contains(s, "panic") {
 		t.Error(s)
 	}

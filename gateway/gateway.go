@@ -155,6 +155,7 @@ type Gateway struct {
 	Options
 	lanes    atomic.Pointer[Lanes]
 	health   atomic.Pointer[fleet.HealthPolicy]
+	choices  atomic.Uint64 // of a rewrite's targets
 	seeds    atomic.Uint64
 	open     atomic.Int64
 	draining atomic.Bool

@@ -42,7 +42,7 @@ func (x *Exchange) aim(snap *fleet.Snapshot) (pool *fleet.Pool, model string, re
 		}
 	}
 	if model = asked; rule != nil {
-		asked, model = f.Model, route.Target(rule, x.g.chance)
+		asked, model, x.out.Rewrite = f.Model, route.Target(rule, x.g.chance), rule.Name
 		unknown = strict && !route.Serves(pool, model)
 	}
 	if unknown {
@@ -69,13 +69,12 @@ func (x *Exchange) wanted() string {
 	return to
 }
 
-// chance is a number from 0 to n-1.
+// chance is a number from 0 to n-1, which the seed and the number of earlier choices tell.
 func (g *Gateway) chance(n int) int {
-	seed := g.seeds.Add(1)
 	if g.Seed == 0 {
-		seed = rand.Uint64()
+		return rand.IntN(n)
 	}
-	return rand.New(rand.NewPCG(seed, g.Seed)).IntN(n)
+	return rand.New(rand.NewPCG(g.choices.Add(1), g.Seed)).IntN(n)
 }
 
 // restores decides whether the model's name is put back into an answer with that head.

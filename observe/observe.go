@@ -55,6 +55,7 @@ type Observer struct {
 	pollErrors, extractErrors *prometheus.CounterVec
 	droppedHeaders            *prometheus.CounterVec
 	ejections                 prometheus.Counter
+	rewrites                  *prometheus.CounterVec
 	health                    atomic.Pointer[fleet.HealthPolicy]
 	open, buffered            atomic.Pointer[func() int64]
 
@@ -104,6 +105,8 @@ func (o *Observer) register(opt Options) {
 		Help: "Headers of callers that only we may set, or that need trust, and were dropped."}, []string{"door"})
 	o.ejections = prometheus.NewCounter(prometheus.CounterOpts{Name: "penstock_endpoint_ejections_total",
 		Help: "Endpoints passed over because requests to them failed."})
+	o.rewrites = prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "model_rewrite_decisions_total",
+		Help: "Requests whose model a rule of an InferenceModelRewrite chose."}, []string{"model_rewrite_name", "model_name", "target_model"})
 	info := prometheus.NewGauge(prometheus.GaugeOpts{Name: prefix + "info", Help: "This build.",
 		ConstLabels: prometheus.Labels{"commit": opt.Commit, "build_ref": opt.Build}})
 	info.Set(1)
@@ -119,12 +122,15 @@ func (o *Observer) register(opt Options) {
 		return float64(o.access.dropped.Load())
 	})
 	o.registry.MustRegister(&o.table, &o.attempts, &pools{o: o}, o.schedule, o.request, o.answer, o.plugins, o.pollErrors,
-		o.extractErrors, o.droppedHeaders, o.ejections, info, ends, dropped, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+		o.extractErrors, o.droppedHeaders, o.ejections, o.rewrites, info, ends, dropped, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 }
 
-// served reports whether some endpoint serves the model.
+// served reports whether some endpoint serves the model, or a rule names it.
 func (o *Observer) served(model string) bool {
 	for _, p := range o.store.Load().Pools {
+		if p.Rewrites.Exact[model] != nil {
+			return true
+		}
 		for _, e := range p.Endpoints {
 			for _, m := range e.Models {
 				if m == model {
@@ -183,6 +189,11 @@ func (o *Observer) Done(out *Outcome) {
 	if out.Schedule > 0 {
 		o.schedule.Observe(out.Schedule.Seconds())
 		o.attempts.count(s.labels.Target, out)
+	}
+	if out.Rewrite != "" {
+		if c, err := o.rewrites.GetMetricWithLabelValues(out.Rewrite, s.labels.Model, s.labels.Target); err == nil { // else it is no UTF-8
+			c.Inc()
+		}
 	}
 	if out.Endpoint != "" {
 		o.request.Observe((out.Body + out.Deciding).Seconds())

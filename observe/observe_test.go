@@ -29,7 +29,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 func sampled() *Outcome {
 	return &Outcome{
 		Labels: Labels{Model: "m", Target: "m-base", Tenant: "acme", Priority: 5},
-		ID:     "req-1", Door: "proxy", API: "chat", Path: "/v1/chat/completions", Pool: "default/p", Endpoint: "default/e1",
+		ID:     "req-1", Door: "proxy", API: "chat", Path: "/v1/chat/completions", Pool: "default/p", Rewrite: "w", Endpoint: "default/e1",
 		Address: "10.0.0.1:8000", Stream: true, End: Complete, Status: 200, Start: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
 		Body: time.Millisecond, Queue: 1500 * time.Microsecond, Schedule: 12 * time.Microsecond, Deciding: 30 * time.Microsecond,
 		TTFT: 50 * time.Millisecond, Last: 1050 * time.Millisecond, Duration: 1100 * time.Millisecond, Candidates: 4, Score: 3.9853,
@@ -98,6 +98,7 @@ func TestDoneCountsByTheContract(t *testing.T) {
 		"request_processing_duration_seconds":  " n=1 sum=0.00103 buckets=15",
 		"response_processing_duration_seconds": " n=0 sum=0 buckets=16",
 		"info":                                 "build_ref=b,commit=c 1",
+		"model_rewrite_decisions_total":        "model_name=m,model_rewrite_name=w,target_model=m-base 1",
 		"request_error_total":                  "",
 	} {
 		if got := lines(f["llm_d_epp_"+name]); got != want {

@@ -44,6 +44,7 @@ type Outcome struct {
 	API                                string
 	Path                               string // without its query
 	Pool                               string // namespace/name
+	Rewrite                            string // the InferenceModelRewrite whose rule chose Labels.Target
 	Endpoint                           string // namespace/name
 	Address                            string // ip:port that served, or was chosen
 	Stream                             bool
