@@ -32,7 +32,7 @@ type Health struct {
 	ConsecutiveFailures int `json:"consecutiveFailures"`
 	// FirstEjection is how long the first ejection lasts; each further one in a row lasts twice as long.
 	FirstEjection Duration `json:"firstEjection"`
-	// LongestEjection bounds an ejection. While the endpoint's metrics page can be read it is 3s at most.
+	// LongestEjection bounds an ejection. While the endpoint's metrics page can be read it is 2s at most.
 	LongestEjection Duration `json:"longestEjection"`
 	// SlowStart is the time over which an endpoint that healed gets its share of requests back.
 	SlowStart Duration `json:"slowStart"`

@@ -32,7 +32,7 @@ func DefaultHealth() HealthPolicy {
 
 // quick bounds an ejection unless the endpoint's metrics page, which was read once, cannot be either; and the
 // wait for a request that finds out.
-const quick = 3 * time.Second
+const quick = 2 * time.Second
 
 // HealthState is our judgement of an incarnation.
 type HealthState string
