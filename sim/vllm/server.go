@@ -35,6 +35,9 @@ type Server struct {
 	page     *page
 	adapters []Adapter // in the order of loading
 	ended    bool      // stopped is closed
+	trouble  Trouble
+	frozen   []byte        // the metrics page when it was frozen
+	broken   chan struct{} // closed while the engine is dead
 }
 
 // New makes a server with an idle engine.
@@ -57,6 +60,7 @@ func New(opts Options) (*Server, error) {
 		began:    time.Now(),
 		wake:     make(chan struct{}, 1),
 		stopped:  make(chan struct{}),
+		broken:   make(chan struct{}),
 		engine:   e,
 		adapters: append([]Adapter(nil), opts.LoRAModules...),
 	}
@@ -68,7 +72,7 @@ func New(opts Options) (*Server, error) {
 }
 
 // Handler is the HTTP face.
-func (s *Server) Handler() http.Handler { return s.mux }
+func (s *Server) Handler() http.Handler { return http.HandlerFunc(s.serve) }
 
 // now is the engine's time.
 func (s *Server) now() time.Duration { return time.Since(s.began) }
@@ -87,6 +91,9 @@ func (s *Server) Run(ctx context.Context) error {
 	for {
 		s.mu.Lock()
 		took, busy := s.engine.Begin(at)
+		if s.trouble.Slow > 0 {
+			took = time.Duration(float64(took) * s.trouble.Slow)
+		}
 		s.mu.Unlock()
 		if !busy {
 			select {
@@ -161,6 +168,7 @@ type call struct {
 	prompt  int          // tokens, of all prompts
 	cached  atomic.Int64 // of these: found in the prefix cache
 	news    chan struct{}
+	broken  <-chan struct{} // closed when the engine dies
 }
 
 func (c *call) poke() {
@@ -200,6 +208,8 @@ func (s *Server) wait(ctx context.Context, c *call) error {
 		return ctx.Err()
 	case <-s.stopped:
 		return errStopped
+	case <-c.broken:
+		panic(http.ErrAbortHandler) // as the connections of a process that died
 	}
 }
 
@@ -219,6 +229,7 @@ func (s *Server) submit(j *job) (*call, error) {
 	if s.ended {
 		return nil, errStopped
 	}
+	c.broken = s.broken
 	now := s.now()
 	for i, a := range c.answers {
 		seq, err := s.engine.Submit(now, engine.Request{
