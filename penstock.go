@@ -33,6 +33,7 @@ func commands() []command {
 		{"serve", "the gateway, from a folder of manifests", serve},
 		{"epp", "an Endpoint Picker behind Envoy, with llm-d's flags", epp},
 		{"check", "say what is wrong with manifests, and what would be right", check},
+		{"migrate", "rewrite what is deprecated in manifests", migrate},
 		{"explain", "what a plugin does, and its parameters", explain},
 		{"sim engine", "a vLLM-compatible engine without a GPU", vllm.Command},
 		{"version", "print the version", version},

@@ -5,6 +5,7 @@ package config
 import (
 	"fmt"
 	"io"
+	"strings"
 )
 
 // Check reads files and folders and prints what there is to say about them, sorted by file and
@@ -32,6 +33,9 @@ func (l *loader) print(w io.Writer, ps []Problem) int {
 			wrong++
 			fmt.Fprintln(w, p)
 		}
+	}
+	if len(l.old) > 0 {
+		fmt.Fprintf(w, "penstock migrate %s shows what to write today\n", strings.Join(l.old, " "))
 	}
 	fmt.Fprintf(w, "%s, %s: %s, %s\n", count(len(l.files), "file"), count(l.docs, "document"), count(wrong, "error"), count(warnings, "warning"))
 	if wrong > 0 {

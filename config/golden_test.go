@@ -5,6 +5,7 @@ package config
 import (
 	"bytes"
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"os"
@@ -14,6 +15,8 @@ import (
 	"testing"
 
 	"github.com/cockroachdb/datadriven"
+
+	"github.com/penstock-project/penstock/plugin"
 )
 
 // The files in testdata hold commands with a document each. load binds it as serve does, check
@@ -34,6 +37,8 @@ func TestGolden(t *testing.T) {
 					return ""
 				case "endpoints":
 					return dumpParsed(ParseEndpoints([]byte(d.Input+"\n"), "x.yaml"))
+				case "migrate":
+					return migrated(t, d.Input+"\n")
 				case "seeds":
 					return dumpSeeds(d.CmdArgs)
 				}
@@ -61,6 +66,78 @@ func TestGolden(t *testing.T) {
 			})
 		})
 	}
+}
+
+// migrated shows what migrate changes, after having seen that it means the same and is migrated.
+func migrated(t *testing.T, before string) string {
+	t.Helper()
+	after, ps := Migrate("x.yaml", before)
+	var b strings.Builder
+	for _, p := range ps {
+		fmt.Fprintln(&b, p)
+	}
+	b.WriteString(Diff("x.yaml", before, after))
+	if again, _ := Migrate("x.yaml", after); again != after {
+		t.Errorf("migrated again: %s", Diff("x.yaml", after, again))
+	}
+	was, _ := Text("x.yaml", before, testOptions())
+	is, problems := Text("x.yaml", after, testOptions())
+	for _, p := range problems {
+		if p.Severity == Error && was != nil || len(ps) == 0 && strings.Contains(p.Text, "deprecated") {
+			t.Errorf("%s after %s", p, before)
+		}
+	}
+	if got, want := meaning(is), meaning(was); was != nil && got != want {
+		t.Errorf("%s came to mean\n%s, which meant\n%s", before, got, want)
+	}
+	return cmp.Or(b.String(), "nothing to do\n")
+}
+
+// meaning shows what a configuration does, by whatever words it says so.
+func meaning(cfg *Config) string {
+	if cfg == nil {
+		return ""
+	}
+	var b strings.Builder
+	today := func(plugins ...*Plugin) {
+		for _, pl := range plugins {
+			fmt.Fprintf(&b, " %s", cmp.Or(pl.entry.ReplacedBy, pl.Type))
+		}
+	}
+	for _, p := range cfg.Pickers {
+		fmt.Fprintf(&b, "picker %s %+v\n", p.Name, p.Gates)
+		today(p.Handler, p.Detector)
+		today(p.Parsers...)
+		today(p.Producers...)
+		for _, s := range p.Sources {
+			today(s.Plugin)
+			today(s.Extractors...)
+		}
+		for _, s := range p.Profiles {
+			fmt.Fprintf(&b, "\n%s", s.Name)
+			for _, r := range s.Plugins {
+				fmt.Fprintf(&b, " %s*%g", r.Name, r.Weight)
+				if by := r.Reads(plugin.PrefixMatch); by != nil {
+					today(by)
+				}
+			}
+		}
+		fmt.Fprintf(&b, "\n%s %+v\n", deref(p.DataLayer), deref(p.FlowControl))
+	}
+	for _, o := range cfg.Objectives {
+		o.Line = 0
+		fmt.Fprintf(&b, "%+v\n", o)
+	}
+	for _, p := range cfg.Pools {
+		fmt.Fprintf(&b, "%s %d %v\n", p.Name, p.PickerPort, p.Objectives)
+	}
+	return b.String()
+}
+
+// deref writes a value that is full of pointers.
+func deref(v any) string {
+	b, err := json.Marshal(v)
+	return fmt.Sprint(string(b), err)
 }
 
 func dumpSeeds(args []datadriven.CmdArg) string {

@@ -48,6 +48,7 @@ type loader struct {
 	pods     []pod
 	unproven []Problem // plugins that want Options.Experimental
 	docs     int
+	old      []string // files that can be migrated; found when they are only checked
 }
 
 // place is where something was first written.
@@ -178,6 +179,11 @@ func (l *loader) file(path string) {
 // data takes the documents of one file.
 func (l *loader) data(name, abs string, data []byte) {
 	l.files = append(l.files, name)
+	if l.partial && len(data) <= maxFile {
+		if after, _ := Migrate(name, string(data)); after != string(data) {
+			l.old = append(l.old, name)
+		}
+	}
 	for _, root := range parse(data, name, l.report) {
 		l.document(&document{loader: l, file: name, abs: abs, size: len(data), root: root})
 	}
