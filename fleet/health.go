@@ -81,27 +81,38 @@ func (l *Load) Fail(now time.Time, p *HealthPolicy, hard bool, cause string) boo
 	return true
 }
 
-// Heal records that a request was answered at now. It reports whether the endpoint was ejected until now.
-func (l *Load) Heal(now time.Time, p *HealthPolicy) bool {
+// Heal records that a request began to be answered at now. It reports whether the endpoint was ejected until
+// now; it then gets its requests back in a slow start.
+func (l *Load) Heal(now time.Time) bool {
 	h := &l.health
 	if !h.troubled.Load() {
 		return false
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.fails = 0
-	if h.since.IsZero() {
-		if h.healed.IsZero() || now.Sub(h.healed) >= p.SlowStart {
-			h.rounds, h.healed = 0, time.Time{}
-			h.troubled.Store(false)
-		}
-		return false
+	if h.since.IsZero() || now.Before(h.until) && h.probe.IsZero() {
+		return false // in the second case it was sent before the ejection, and proves little
 	}
-	if now.Before(h.until) && h.probe.IsZero() {
-		return false // it was sent before the ejection, or for want of another: proves little while others fail
-	}
-	h.since, h.probe, h.healed, h.cause = time.Time{}, time.Time{}, now, ""
+	h.since, h.probe, h.healed = time.Time{}, time.Time{}, now
 	return true
+}
+
+// Well records that an answer was whole at now: failures are counted anew.
+func (l *Load) Well(now time.Time, p *HealthPolicy) {
+	h := &l.health
+	if !h.troubled.Load() {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.since.IsZero() {
+		return
+	}
+	h.fails, h.cause = 0, ""
+	if h.healed.IsZero() || now.Sub(h.healed) >= p.SlowStart {
+		h.rounds, h.healed = 0, time.Time{}
+		h.troubled.Store(false)
+	}
 }
 
 // Probe records that a request is sent at now to an endpoint that is ejected or was: until it is answered

@@ -82,8 +82,8 @@ func TestConnectionFailureEjectsAndAProbeHeals(t *testing.T) {
 	j.after(1)
 	j.want("1111", Probed)
 	a.Probe(j.now)
-	if !a.Heal(j.now, &j.p) {
-		t.Error("want it to be told that it healed")
+	if !a.Heal(j.now) || a.Heal(j.now) {
+		t.Error("want it to be told once that it healed")
 	}
 	j.want(j.fit(), Slowed)
 	got := 0
@@ -98,7 +98,7 @@ func TestConnectionFailureEjectsAndAProbeHeals(t *testing.T) {
 	}
 	j.after(5 * time.Second)
 	j.want("1111", Healthy)
-	a.Heal(j.now, &j.p) // well again: the next ejection is a first one
+	a.Well(j.now, &j.p) // well again: the next ejection is a first one
 	a.Fail(j.now, &j.p, true, "refused")
 	j.after(time.Second)
 	j.want("1111", Probed)
@@ -113,7 +113,7 @@ func TestAnswersEjectOnlyInARow(t *testing.T) {
 				t.Fatal("ejected by four")
 			}
 		}
-		a.Heal(j.now, &j.p)
+		a.Well(j.now, &j.p)
 	}
 	j.want("1111", Healthy)
 	for range 5 {
@@ -123,7 +123,7 @@ func TestAnswersEjectOnlyInARow(t *testing.T) {
 	if v := j.e[0].Health(j.now, &j.p, staleAge); v.Fails != 5 || v.Cause != "503" {
 		t.Errorf("got %+v", v)
 	}
-	a.Heal(j.now, &j.p) // an answer to what was sent before proves little
+	a.Heal(j.now) // an answer to what was sent before proves little
 	j.want("0111", Ejected)
 }
 
@@ -179,7 +179,7 @@ func TestAShareStaysInUse(t *testing.T) {
 	one.e[0].Load.Fail(one.now, &one.p, true, "reset")
 	one.want("1", Ejected)
 	one.e[0].Load.Probe(one.now)
-	one.e[0].Load.Heal(one.now, &one.p)
+	one.e[0].Load.Heal(one.now)
 	one.want("1", Slowed) // it is all there is
 }
 

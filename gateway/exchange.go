@@ -544,7 +544,7 @@ func (x *Exchange) answered(status int) (added []Header) {
 	case http.StatusInternalServerError, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
 		x.failed(now, false, fmt.Sprintf("it answered %d", status))
 	default:
-		if e.Load.Heal(now, x.g.Health()) {
+		if e.Load.Heal(now) {
 			x.g.Log.Info("endpoint healed", slog.String("endpoint", e.ID.String()), slog.String("address", e.Address))
 		}
 	}
@@ -611,9 +611,7 @@ func (x *Exchange) End(end observe.End) {
 		return
 	}
 	x.ended = true
-	if end == observe.Broken && x.order != nil && x.out.Status != 0 && x.out.Status < 300 && !x.g.Draining() {
-		x.failed(time.Now(), false, cmp.Or(x.out.Message, "the answer broke off"))
-	}
+	x.judge(end)
 	x.hold.Release()
 	if x.answer != nil {
 		x.answer.Finish()
@@ -636,6 +634,16 @@ func (x *Exchange) End(end observe.End) {
 	x.g.Observer.Done(&x.out)
 	x.forget()
 	x.g.open.Add(-1)
+}
+
+// judge holds the end of an answer for or against its endpoint.
+func (x *Exchange) judge(end observe.End) {
+	switch answered := x.order != nil && x.out.Status != 0 && x.out.Status < 500; {
+	case answered && end == observe.Broken && !x.g.Draining():
+		x.failed(time.Now(), false, cmp.Or(x.out.Message, "the answer broke off"))
+	case answered && end == observe.Complete:
+		x.order[x.at].Load.Well(time.Now(), x.g.Health())
+	}
 }
 
 // release lets the bodies and the decision go; again does nothing.
