@@ -131,7 +131,9 @@ func TestFatesTellWhoWasLeftOutAndWhy(t *testing.T) {
 	}
 	x.End(observe.Complete)
 
-	r.with(func(p *sched.Plan) { p.Screeners = []sched.Named[sched.Filter]{screen("none", "e0", "e1", "e2", "e3", "e4", "e5", "e6")} })
+	r.with(func(p *sched.Plan) {
+		p.Screeners = []sched.Named[sched.Filter]{screen("none", "e0", "e1", "e2", "e3", "e4", "e5", "e6")}
+	})
 	x, _, ref = r.place(t, nil, chat("x"))
 	if ref == nil || ref.Status != http.StatusServiceUnavailable || ref.Reason != string(flow.NoEndpoints) {
 		t.Errorf("all screened: got %v", ref)
