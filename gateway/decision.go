@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/penstock-project/penstock/fleet"
 	"github.com/penstock-project/penstock/observe"
 	"github.com/penstock-project/penstock/sched"
 )
@@ -42,7 +43,8 @@ func filters(p *sched.Profile) int {
 	return len(p.Filters)
 }
 
-// keepDecision copies what the decision saw, for whoever asks why.
+// keepDecision copies what the decision saw, for whoever asks why. Without a profile that is all there is to it. What
+// is in flight does not count this request: nothing of it is reserved yet.
 func (x *Exchange) keepDecision(c *sched.Cycle, p *sched.Profile) *observe.Decision {
 	d := x.out.Decision
 	if d == nil {
@@ -56,12 +58,21 @@ func (x *Exchange) keepDecision(c *sched.Cycle, p *sched.Profile) *observe.Decis
 		d.Fates = append(d.Fates, uint8(f))
 	}
 	d.Origin = append(d.Origin[:0], c.Origin...)
-	d.Flying = d.Flying[:0]
+	d.Flying, d.Work, d.Ill = d.Flying[:0], d.Work[:0], d.Ill[:0]
 	for _, e := range c.Candidates {
-		d.Flying = append(d.Flying, int32(e.Load.Requests()))
+		d.Flying, d.Work = append(d.Flying, int32(e.Load.Requests())), append(d.Work, e.Load.Tokens())
+	}
+	health := x.g.Health()
+	for i, e := range c.All {
+		if h := e.Health(c.Now, health, c.Stale); h.State != fleet.Healthy || h.Fails > 0 {
+			d.Ill = append(d.Ill, observe.Ill{Endpoint: int32(i), State: h.State, Failures: h.Fails, Cause: h.Cause})
+		}
 	}
 	prefix := c.Prefix("")
 	d.Match, d.Blocks, d.BlockTokens = append(d.Match[:0], prefix.Match...), prefix.Blocks, prefix.BlockTokens
+	if p == nil {
+		x.g.trace(x, c, nil, false)
+	}
 	return d
 }
 

@@ -12,8 +12,10 @@ import (
 	"github.com/penstock-project/penstock/fleet"
 )
 
-// MuxOptions say what the metrics address serves beside /metrics, /debug/fleet and /healthz.
+// MuxOptions say what the metrics address serves beside /metrics, /debug/fleet, /debug/decisions and /healthz.
 type MuxOptions struct {
+	// Config is the configuration in force, for /debug/fleet, in a form that JSON can say; no secrets. Nil for none.
+	Config func() any
 	// Ready says why we are not ready, nil when we are; /readyz asks it. Nil for always ready.
 	Ready func() error
 	// Pprof adds /debug/pprof.
@@ -24,7 +26,9 @@ type MuxOptions struct {
 func (o *Observer) Mux(opt MuxOptions) *http.ServeMux {
 	m := http.NewServeMux()
 	m.Handle("GET /metrics", o.Handler())
-	m.HandleFunc("GET /debug/fleet", o.serveFleet)
+	m.HandleFunc("GET /debug/fleet", func(w http.ResponseWriter, _ *http.Request) { o.serveFleet(w, opt.Config) })
+	m.HandleFunc("GET /debug/decisions", o.serveDecisions)
+	m.HandleFunc("GET /debug/decisions/{id...}", o.serveDecision)
 	m.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { say(w, http.StatusOK, "ok") })
 	m.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if opt.Ready != nil {
@@ -58,6 +62,7 @@ type (
 		Time    time.Time  `json:"time"`
 		Version uint64     `json:"version"`
 		Pools   []PoolView `json:"pools"`
+		Config  any        `json:"config,omitempty"` // in force, with defaults filled in
 	}
 	// PoolView is one pool.
 	PoolView struct {
@@ -192,11 +197,15 @@ func (o *Observer) signal(s fleet.Signal, now time.Time) SignalView {
 	return v
 }
 
-func (o *Observer) serveFleet(w http.ResponseWriter, _ *http.Request) {
+func (o *Observer) serveFleet(w http.ResponseWriter, config func() any) {
+	v := o.Fleet()
+	if config != nil {
+		v.Config = config()
+	}
 	w.Header().Set("content-type", "application/json")
 	enc := json.NewEncoder(w)
 	enc.SetIndent("", "  ")
-	if err := enc.Encode(o.Fleet()); err != nil {
+	if err := enc.Encode(v); err != nil {
 		o.log.Debug("fleet page", "error", err)
 	}
 }

@@ -42,7 +42,8 @@ type Decision struct {
 	Scores []float32
 	Total  []float32
 	Unseen []int32 // requests in flight that no signal showed yet
-	Flying []int32 // requests in flight
+	Flying []int32 // requests in flight, without this one
+	Work   []int64 // tokens of work in flight, without this one
 	Match  []int32 // cached blocks, of Blocks, each of BlockTokens tokens
 	// Blocks is 0 when nobody looked for cached prefixes.
 	Blocks, BlockTokens int
@@ -50,6 +51,16 @@ type Decision struct {
 	Order []int32
 	// Refused names the admitter that turned the request away.
 	Refused string
+	// Ill are the endpoints that were not quite healthy.
+	Ill []Ill
+}
+
+// Ill is an endpoint to which requests failed lately.
+type Ill struct {
+	Endpoint int32 // its place among the decision's
+	State    fleet.HealthState
+	Failures int // in a row
+	Cause    string
 }
 
 // Attempt is an endpoint that failed before it answered.
@@ -60,6 +71,7 @@ type Attempt struct {
 
 // Forget lets everything go that the decision held on to, but for its memory.
 func (d *Decision) Forget() {
-	*d = Decision{Fates: d.Fates[:0], Origin: d.Origin[:0], Scores: d.Scores[:0],
-		Total: d.Total[:0], Unseen: d.Unseen[:0], Flying: d.Flying[:0], Match: d.Match[:0], Order: d.Order[:0]}
+	clear(d.Ill)
+	*d = Decision{Fates: d.Fates[:0], Origin: d.Origin[:0], Scores: d.Scores[:0], Total: d.Total[:0], Unseen: d.Unseen[:0],
+		Flying: d.Flying[:0], Work: d.Work[:0], Match: d.Match[:0], Order: d.Order[:0], Ill: d.Ill[:0]}
 }

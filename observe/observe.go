@@ -58,6 +58,7 @@ type Observer struct {
 	rewrites                  *prometheus.CounterVec
 	health                    atomic.Pointer[fleet.HealthPolicy]
 	open, buffered            atomic.Pointer[func() int64]
+	decisions                 decisions
 
 	mu     sync.Mutex
 	causes map[*fleet.Load]string // why the metrics page of an incarnation was last not read
@@ -83,6 +84,7 @@ func New(opt Options) *Observer {
 	}
 	o.table = table{served: o.served, sets: map[Labels]*series{}, models: map[string]bool{}, tenants: map[string]bool{"default-flow": true}}
 	o.attempts.init(o.store)
+	o.decisions.healthy.max, o.decisions.troubled.max = ringBytes, ringBytes
 	o.SetHealth(fleet.DefaultHealth())
 	o.register(opt)
 	return o
@@ -179,7 +181,7 @@ func (r *Running) Done() {
 	}
 }
 
-// Done counts an outcome and writes its access line. It keeps nothing of out.
+// Done counts an outcome, writes its access line and remembers why it ended so. It keeps nothing of out.
 func (o *Observer) Done(out *Outcome) {
 	s := o.table.of(out.Labels)
 	s.count(out)
@@ -204,6 +206,7 @@ func (o *Observer) Done(out *Outcome) {
 	if o.access != nil {
 		o.access.line(out)
 	}
+	o.decisions.keep(out)
 }
 
 // Plugin returns where the durations of one plugin at one extension point are told.
