@@ -316,8 +316,9 @@ func read(s fleet.Signal, d *Decision) reading {
 	if s.At.IsZero() {
 		return reading{}
 	}
-	r := reading{value: float32(s.Value), age: int32(min(max(0, d.At.Sub(s.At).Milliseconds()), 1<<31-1)), state: stale}
-	if s.Fresh(d.At, d.Stale) {
+	age := d.At.Sub(s.At)
+	r := reading{value: float32(s.Value), age: int32(min(max(0, age/time.Millisecond), 1<<31-1)), state: stale}
+	if age <= d.Stale { // as [fleet.Signal.Fresh] has it
 		r.state = fresh
 	}
 	return r
