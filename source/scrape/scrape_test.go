@@ -30,6 +30,7 @@ type engines struct {
 	start time.Time
 	by    map[string]*engine
 	open  int // connections
+	dials int
 }
 
 // engine answers polls with what its fields say at the time.
@@ -53,6 +54,7 @@ func (s *engines) dial(_ context.Context, _, address string) (net.Conn, error) {
 	}
 	ours, theirs := net.Pipe()
 	s.open++
+	s.dials++
 	go s.serve(e, theirs)
 	return ours, nil
 }
@@ -72,7 +74,7 @@ func (s *engines) serve(e *engine, c net.Conn) {
 		}
 		s.mu.Lock()
 		body, status := e.models, 200
-		if req.URL.Path == "/metrics" {
+		if req.URL.Path != "/v1/models" {
 			e.asked = append(e.asked, time.Since(s.start))
 			body, status = e.page, max(e.status, 200)
 		} else {
