@@ -148,17 +148,6 @@ func extras(m *Mapping, p *Page) string {
 	return out
 }
 
-func TestOwnPods(t *testing.T) {
-	for _, c := range []struct {
-		pod, self string
-		want      bool
-	}{{"a", "a", true}, {"a", "a-rank-0", true}, {"a", "a-rank-", false}, {"a", "a-rank-x", false}, {"a", "ab", false}, {"ab", "a", false}, {"a-rank-1", "a-rank-10", false}} {
-		if got := own([]byte(c.pod), c.self); got != c.want {
-			t.Errorf("pod %s, endpoint %s: got %v", c.pod, c.self, got)
-		}
-	}
-}
-
 func TestSpecs(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                           "",
