@@ -29,7 +29,10 @@ func options(namespace string) config.Options {
 		Namespace: namespace,
 		Active:    func(name string) bool { return inherent[name] || active(name) },
 		Validate: func(typ string, decode func(any) error) error {
-			_, err := construct(typ, decode)
+			v, err := construct(typ, decode)
+			if p, ok := v.(interface{ Inactive() []string }); ok && err == nil && len(p.Inactive()) > 0 {
+				return config.Inactive(p.Inactive())
+			}
 			return err
 		},
 	}

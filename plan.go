@@ -39,18 +39,7 @@ func buildLane(p *config.Picker, timed func(point, kind, name string) func(time.
 	if err != nil {
 		return lane{}, err
 	}
-	out := &gateway.Lane{Gate: flow.NewLegacy(), Plan: plan.Ready()}
-	for _, pr := range plan.Producers {
-		if w, ok := pr.Plugin.(worker); ok {
-			out.Work = w.Work
-		}
-	}
-	return lane{out, b.from.String()}, nil
-}
-
-// worker is the producer that says how much work a request brings.
-type worker interface {
-	Work(c *sched.Cycle, i int) (prefill, output int64)
+	return lane{&gateway.Lane{Gate: flow.NewLegacy(), Plan: plan.Ready()}, b.from.String()}, nil
 }
 
 func (b *planner) plan(p *config.Picker, plan *sched.Plan) error {

@@ -29,7 +29,8 @@ type Options struct {
 	// zero value knows none.
 	Types func(typ string) bool
 	// Validate makes a plugin of an active type to see whether its parameters are right; it is
-	// what plugin.Set's New does. It returns the error of decode unchanged.
+	// what plugin.Set's New does. It returns the error of decode unchanged, and [Inactive] for parameters
+	// that have no effect yet.
 	Validate func(typ string, decode func(any) error) error
 	// Namespace is given to objects that name none; "default" when empty.
 	Namespace string

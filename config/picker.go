@@ -175,9 +175,15 @@ var pathOf = regexp.MustCompile(`^([A-Za-z]\w*(?:\[\d+\]|\.[A-Za-z]\w*)*): `)
 // invalid reports the error of a plugin. What Validate says begins with a path below at.
 func (p *pickerDocument) invalid(err error, at string) {
 	var ps Problems
+	var inactive Inactive
 	joined, several := err.(interface{ Unwrap() []error })
 	switch {
 	case err == nil:
+	case errors.As(err, &inactive):
+		for _, text := range inactive {
+			under, text := below(at, text)
+			p.warn(under, "%s", text)
+		}
 	case errors.As(err, &ps):
 		for _, q := range ps {
 			p.report(q)
@@ -187,13 +193,25 @@ func (p *pickerDocument) invalid(err error, at string) {
 			p.invalid(e, at)
 		}
 	default:
-		msg := err.Error()
-		if m := pathOf.FindStringSubmatch(msg); m != nil {
-			at, msg = at+"."+m[1], msg[len(m[0]):]
-		}
-		p.fail(at, "%s", msg)
+		under, text := below(at, err.Error())
+		p.fail(under, "%s", text)
 	}
 }
+
+// below takes the path off a text that begins with one, and adds it to at.
+func below(at, text string) (path, rest string) {
+	if m := pathOf.FindStringSubmatch(text); m != nil {
+		return at + "." + m[1], text[len(m[0]):]
+	}
+	return at, text
+}
+
+// Inactive is what Options.Validate returns for parameters that are right and have no effect yet: a path
+// below the parameters and a text each, as in "vllm: accepted, not active yet". They become warnings.
+type Inactive []string
+
+// Error implements error.
+func (i Inactive) Error() string { return strings.Join(i, "; ") }
 
 func (p *pickerDocument) discoveryFile(pl *Plugin, at string) {
 	var f FileDiscovery

@@ -337,7 +337,7 @@ func (x *Exchange) decide(c *sched.Cycle) *Refusal {
 	miss := ok && x.conditional() && c.Cached("", c.Order[0]) == 0
 	if ok && !miss {
 		pick = c.Candidates[c.Order[0]]
-		prefill, output := x.lane.work(c, c.Order[0])
+		prefill, output := c.Work(c.Order[0])
 		x.hold = pick.Load.Take(c.Now, prefill, output)
 		pick.Load.Probe(c.Now)
 	}
@@ -495,7 +495,7 @@ func (x *Exchange) move(e *fleet.Endpoint) {
 	work, output := int64(x.out.EstimatedTokens), int64(0)
 	if c := x.cycle; c != nil {
 		if i := slices.IndexFunc(c.Candidates, func(o *fleet.Endpoint) bool { return o.Load == e.Load }); i >= 0 {
-			work, output = x.lane.work(c, i)
+			work, output = c.Work(i)
 		}
 	}
 	x.hold = e.Load.Take(now, work, output)
@@ -668,6 +668,7 @@ func (g *Gateway) newCycle() *sched.Cycle {
 
 func (g *Gateway) putCycle(c *sched.Cycle) {
 	clear(c.Candidates[:cap(c.Candidates)]) // no old snapshot is kept alive
-	c.All, c.Peer, c.Context, c.Headers, c.Prompt, c.Media = nil, nil, nil, nil, nil, nil
+	c.All, c.Peer, c.Source, c.Worker = nil, nil, sched.Source{}, nil
+	c.Context, c.Headers, c.Prompt, c.Media = nil, nil, nil, nil
 	g.cycles.Put(c)
 }

@@ -94,9 +94,6 @@ func (d *Door) Trust() *Trust {
 type Lane struct {
 	Gate flow.Gate
 	Plan *sched.Plan
-	// Work tells how many tokens of work a request brings to candidate i before its answer can begin, and for its
-	// output where that counts. Nil counts what of the prompt is not cached.
-	Work func(c *sched.Cycle, i int) (prefill, output int64)
 
 	mu     sync.Mutex
 	staged sync.Map // *sched.Profile to *observe.Stages
@@ -120,14 +117,6 @@ func (l *Lane) target(e *fleet.Endpoint) *fleet.Endpoint {
 	other := *e
 	other.Address = r.Address(e)
 	return &other
-}
-
-// work is what the request brings to candidate i.
-func (l *Lane) work(c *sched.Cycle, i int) (prefill, output int64) {
-	if l.Work != nil {
-		return l.Work(c, i)
-	}
-	return c.Tokens - c.Cached("", i), 0
 }
 
 // Lanes are the lanes by pool.

@@ -88,8 +88,11 @@ func (h *Hasher) Write(p []byte) {
 // Finish closes the last prompt and returns the estimate of all prompt tokens.
 func (h *Hasher) Finish() int64 {
 	h.flush()
-	return (h.bytes + TokenBytes - 1) / TokenBytes
+	return h.Tokens()
 }
+
+// Tokens estimates the tokens of all prompts so far.
+func (h *Hasher) Tokens() int64 { return (h.bytes + TokenBytes - 1) / TokenBytes }
 
 func (h *Hasher) full() bool { return h.max > 0 && len(h.Keys)-h.first >= h.max }
 

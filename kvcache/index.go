@@ -31,12 +31,11 @@ type shelf struct {
 }
 
 // Index remembers which endpoint was given which blocks. Each endpoint, known by its
-// load's slot, keeps at most Capacity blocks and forgets the least recently used ones
+// load's slot, keeps as many blocks as [Index.Add] says, and forgets the least recently used
 // first. A block held by one endpoint costs about 45 bytes. An Index may be used by many
 // goroutines.
 type Index struct {
 	mu       sync.RWMutex
-	capacity int
 	buckets  []uint32 // power of two; first row of each
 	rows     []row
 	nodes    []node
@@ -46,9 +45,9 @@ type Index struct {
 	shelves  []shelf
 }
 
-// NewIndex returns an empty index that keeps at most capacity blocks per endpoint.
-func NewIndex(capacity int) *Index {
-	x := &Index{capacity: capacity, freeRow: none, freeNode: none}
+// NewIndex returns an empty index.
+func NewIndex() *Index {
+	x := &Index{freeRow: none, freeNode: none}
 	x.grow(1 << 10)
 	return x
 }
@@ -124,20 +123,24 @@ func (x *Index) matchOne(keys []uint64, slots []uint32, match []int32, s *Scratc
 	}
 }
 
-// Add records that the endpoint in that slot was given the blocks of keys.
-func (x *Index) Add(keys []uint64, slot uint32) {
+// Add records that the endpoint in that slot was given the blocks of keys. It keeps at most capacity
+// blocks from now on, which may be another number each time.
+func (x *Index) Add(keys []uint64, slot uint32, capacity int) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for int(slot) >= len(x.shelves) {
 		x.shelves = append(x.shelves, shelf{oldest: none, newest: none})
 	}
-	if len(keys) > x.capacity {
-		keys = keys[:x.capacity]
+	if len(keys) > capacity {
+		keys = keys[:max(0, capacity)]
 	}
 	// From the end to the start: the start of a prompt becomes the most recently used, so
 	// that what is forgotten first is a chain's tail and no chain loses its head.
 	for i := len(keys) - 1; i >= 0; i-- {
 		x.add(keys[i], slot)
+		for s := &x.shelves[slot]; s.size > capacity; {
+			x.drop(s.oldest)
+		}
 	}
 }
 
@@ -153,11 +156,7 @@ func (x *Index) add(key uint64, slot uint32) {
 			return
 		}
 	}
-	n := x.newNode(slot, r)
-	x.link(n)
-	if s := &x.shelves[slot]; s.size > x.capacity {
-		x.drop(s.oldest)
-	}
+	x.link(x.newNode(slot, r))
 }
 
 // Clear forgets all that the endpoint in that slot holds.

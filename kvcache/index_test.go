@@ -66,11 +66,11 @@ func TestHasherKeysDependOnModelSaltAndAllBefore(t *testing.T) {
 }
 
 func TestMatchIsContiguous(t *testing.T) {
-	x := NewIndex(100)
+	x := NewIndex()
 	keys, starts := []uint64{1, 2, 3, 4, 5}, []int32{0}
-	x.Add(keys[:4], 0)
-	x.Add(keys[:2], 1)
-	x.Add(keys[3:], 2) // holds the end but not the start
+	x.Add(keys[:4], 0, 100)
+	x.Add(keys[:2], 1, 100)
+	x.Add(keys[3:], 2, 100) // holds the end but not the start
 	slots := []uint32{2, 1, 0, 9}
 	match := make([]int32, 4)
 	x.Match(keys, starts, slots, match, &Scratch{})
@@ -85,11 +85,11 @@ func TestMatchIsContiguous(t *testing.T) {
 }
 
 func TestCapacityForgetsTheLeastRecentlyUsed(t *testing.T) {
-	x := NewIndex(4)
-	x.Add([]uint64{1, 2}, 0)
-	x.Add([]uint64{3, 4}, 0)
-	x.Add([]uint64{1, 2}, 0)    // used again
-	x.Add([]uint64{1, 2, 5}, 0) // 4, the tail of the older chain, goes
+	x := NewIndex()
+	x.Add([]uint64{1, 2}, 0, 4)
+	x.Add([]uint64{3, 4}, 0, 4)
+	x.Add([]uint64{1, 2}, 0, 4)    // used again
+	x.Add([]uint64{1, 2, 5}, 0, 4) // 4, the tail of the older chain, goes
 	if x.Held(0) != 4 || x.Len() != 4 {
 		t.Fatalf("holds %d blocks in %d rows, want 4 in 4", x.Held(0), x.Len())
 	}
@@ -102,6 +102,24 @@ func TestCapacityForgetsTheLeastRecentlyUsed(t *testing.T) {
 		if match[0] != c.want {
 			t.Errorf("%v: got %d, want %d", c.keys, match[0], c.want)
 		}
+	}
+}
+
+// Each endpoint has its own capacity, which may change.
+func TestCapacityOfEachEndpoint(t *testing.T) {
+	x := NewIndex()
+	keys := []uint64{1, 2, 3, 4, 5, 6}
+	for slot, capacity := range []int{6, 2, 0} {
+		if x.Add(keys, uint32(slot), capacity); x.Held(uint32(slot)) != capacity {
+			t.Errorf("slot %d holds %d blocks, want %d", slot, x.Held(uint32(slot)), capacity)
+		}
+	}
+	if x.Add([]uint64{1, 2}, 0, 3); x.Held(0) != 3 { // the engine restarted with a smaller cache
+		t.Errorf("holds %d blocks after its capacity fell to 3", x.Held(0))
+	}
+	match := make([]int32, 1)
+	if x.Match(keys, []int32{0}, []uint32{0}, match, &Scratch{}); match[0] != 3 {
+		t.Errorf("got %d blocks, want the first 3", match[0])
 	}
 }
 
@@ -136,7 +154,7 @@ func (r *reference) match(keys []uint64, slot uint32) int32 {
 
 func TestIndexAgainstReference(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
-	x, ref := NewIndex(20), &reference{20, map[uint32][]uint64{}}
+	x, ref := NewIndex(), &reference{20, map[uint32][]uint64{}}
 	var scratch Scratch
 	for step := range 20_000 {
 		slot := uint32(rng.IntN(5))
@@ -149,7 +167,7 @@ func TestIndexAgainstReference(t *testing.T) {
 			x.Clear(slot)
 			delete(ref.order, slot)
 		default:
-			x.Add(keys, slot)
+			x.Add(keys, slot, ref.capacity)
 			ref.add(keys, slot)
 		}
 		slots, match := []uint32{0, 1, 2, 3, 4}, make([]int32, 5)
@@ -166,12 +184,12 @@ func TestIndexAgainstReference(t *testing.T) {
 }
 
 func TestMemoryPerBlock(t *testing.T) {
-	x := NewIndex(1 << 20)
+	x := NewIndex()
 	keys := make([]uint64, 1<<17)
 	for i := range keys {
 		keys[i] = rand.Uint64()
 	}
-	x.Add(keys, 0)
+	x.Add(keys, 0, 1<<20)
 	if per := float64(x.Bytes()) / float64(len(keys)); per > 64 {
 		t.Errorf("%.0f bytes a block, want at most 64 with the slack of doubling", per)
 	}
@@ -189,7 +207,7 @@ func TestMatchAllocatesNothing(t *testing.T) {
 
 // filled is an index in which one endpoint holds all of keys and the others ever less.
 func filled(blocks, endpoints int) (*Index, []uint64, []uint32) {
-	x := NewIndex(1 << 20)
+	x := NewIndex()
 	keys := make([]uint64, blocks)
 	for i := range keys {
 		keys[i] = rand.Uint64()
@@ -197,7 +215,7 @@ func filled(blocks, endpoints int) (*Index, []uint64, []uint32) {
 	slots := make([]uint32, endpoints)
 	for i := range slots {
 		slots[i] = uint32(i)
-		x.Add(keys[:blocks/(i*i+1)], uint32(i))
+		x.Add(keys[:blocks/(i*i+1)], uint32(i), 1<<20)
 	}
 	return x, keys, slots
 }

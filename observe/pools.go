@@ -32,9 +32,18 @@ var (
 	descStale     = poolDesc("penstock_endpoint_stale", "1 for an endpoint without any fresh signal, with the cause.", "pool", "endpoint", "cause")
 	descInFlight  = poolDesc("penstock_endpoint_inflight_requests", "Requests in flight, as we count them.", "pool", "endpoint")
 	descTokens    = poolDesc("penstock_endpoint_inflight_tokens", "Estimated prompt tokens in flight, as we count them.", "pool", "endpoint")
+	descRequests  = poolDesc(prefix+"inflight_requests", inFlightHelp("Requests"), "endpoint_name", "namespace", "producer_name")
+	descWork      = poolDesc(prefix+"inflight_tokens", inFlightHelp("Tokens of work"), "endpoint_name", "namespace", "producer_name")
 	descDrift     = poolDesc("penstock_inflight_drift", "Requests in flight on endpoints that no open exchange accounts for; must be 0.")
 	descBuffered  = poolDesc("penstock_buffered_bytes", "Memory that request bodies hold.")
 )
+
+// whoCounts is who counts what is in flight, in the contract's labels.
+const whoCounts = "inflight-load-producer"
+
+func inFlightHelp(what string) string {
+	return what + " in flight on an endpoint, as we count them. The field's labels fairness_id and priority are left out: callers make up tenants, and each would be a series of every endpoint."
+}
 
 // pools exports what the fleet's snapshot says at the time it is asked. What is unknown is
 // left out, since no number says "unknown".
@@ -46,7 +55,7 @@ func (c *pools) Describe(ch chan<- *prometheus.Desc) {
 		ch <- descMean[i]
 		ch <- descDev[i]
 	}
-	for _, d := range []*prometheus.Desc{descReady, descQueue, descEndpoints, descStale, descInFlight, descTokens, descDrift, descBuffered} {
+	for _, d := range []*prometheus.Desc{descReady, descQueue, descEndpoints, descStale, descInFlight, descTokens, descRequests, descWork, descDrift, descBuffered} {
 		ch <- d
 	}
 }
@@ -66,11 +75,27 @@ func (c *pools) Collect(ch chan<- prometheus.Metric) {
 		}
 		c.pool(ch, p, name, now, causes)
 	}
+	inFlight(ch, snap)
 	if f := c.o.open.Load(); f != nil {
 		emit(ch, descDrift, float64(c.o.drift(*f)))
 	}
 	if f := c.o.buffered.Load(); f != nil {
 		emit(ch, descBuffered, float64((*f)()))
+	}
+}
+
+// inFlight tells what is in flight on each endpoint, once, in however many pools it is.
+func inFlight(ch chan<- prometheus.Metric, snap *fleet.Snapshot) {
+	seen := map[fleet.ID]bool{}
+	for _, p := range snap.Pools {
+		for _, e := range p.Endpoints {
+			if seen[e.ID] {
+				continue
+			}
+			seen[e.ID] = true
+			emit(ch, descRequests, float64(e.Load.Requests()), e.Name, e.Namespace, whoCounts)
+			emit(ch, descWork, float64(e.Load.Tokens()), e.Name, e.Namespace, whoCounts)
+		}
 	}
 }
 
@@ -130,18 +155,9 @@ func (s *stat) add(v float64) {
 	s.m2 += d * (v - s.mean)
 }
 
-// heard reports whether any signal of the endpoint is fresh. Of a whole cluster those are attributes,
-// which have no producer; what others find beside the signals does not stand for them.
+// heard reports whether any signal of the endpoint is fresh.
 func heard(e *fleet.Endpoint, now time.Time, stale time.Duration) bool {
-	if e.Waiting.Fresh(now, stale) || e.Running.Fresh(now, stale) || e.KVUsage.Fresh(now, stale) {
-		return true
-	}
-	for _, a := range e.Attributes {
-		if a.Producer == "" && a.Fresh(now, stale) {
-			return true
-		}
-	}
-	return false
+	return e.Waiting.Fresh(now, stale) || e.Running.Fresh(now, stale) || e.KVUsage.Fresh(now, stale)
 }
 
 // causeOf says why a stale endpoint is stale.

@@ -18,6 +18,15 @@ import (
 // value that holds the defaults.
 type Set[T any] map[string]func() T
 
+// Join is the union of sets. No type is in two of them.
+func Join[T any](sets ...Set[T]) Set[T] {
+	all := Set[T]{}
+	for _, s := range sets {
+		maps.Copy(all, s)
+	}
+	return all
+}
+
 // Names lists the type names, sorted.
 func (s Set[T]) Names() []string { return slices.Sorted(maps.Keys(s)) }
 

@@ -39,6 +39,30 @@ type Prefix struct {
 	Match       []int32
 	Blocks      int
 	BlockTokens int
+	// Hash are the prompt's block keys; nil when nobody looked.
+	Hash *kvcache.Hasher
+	// ByName tells that only those who name the producer read it.
+	ByName bool
+}
+
+// Encoded tells, by one producer, how much of the request's media each candidate has encoded before.
+type Encoded struct {
+	// Producer is the configured name of whoever found it.
+	Producer string
+	// Match is how many of the cycle's Items each candidate knows.
+	Match []int32
+}
+
+// Source is the endpoint that holds most of the prompt, from which another can pull it.
+type Source struct {
+	Endpoint *fleet.Endpoint // nil for none
+	Tokens   int64           // of the prompt that it holds
+}
+
+// A Worker says how many tokens of work a request brings to candidate i: of its prompt, before its answer
+// can begin, and of its output where that counts.
+type Worker interface {
+	Work(c *Cycle, i int) (prefill, output int64)
 }
 
 // Fate tells why an endpoint of the pool is not among the candidates: [Kept], one of the causes
@@ -89,8 +113,13 @@ type Cycle struct {
 	Candidates []*fleet.Endpoint
 	// Origin is the place of each candidate in All.
 	Origin []int32
-	// Prefixes are what producers found of cached prefixes, the default one first.
-	Prefixes []Prefix
+	// Prefixes are what producers found of cached prefixes, Encodings what they found of encoded media.
+	Prefixes  []Prefix
+	Encodings []Encoded
+	// Source is where a KV cache can be pulled from.
+	Source Source
+	// Worker says how much work the request brings; nil for what is not cached of its prompt.
+	Worker Worker
 	// Attributes are what producers found about the request.
 	Attributes []Attribute
 	// Peer is the endpoint that does another leg of the same request; nil for none.
@@ -107,7 +136,11 @@ type Cycle struct {
 	// Set are headers that plugins add to the request on its way to the endpoint.
 	Set []Header
 
-	Hasher  kvcache.Hasher
+	hashed  []*hashed // the first hashes of them are this request's
+	hashes  int
+	items   []uint64
+	listed  bool // items are this request's
+	starts  []int32
 	scratch kvcache.Scratch
 	keep    []bool
 	slots   []uint32
@@ -125,8 +158,8 @@ func (c *Cycle) Begin(all []*fleet.Endpoint) {
 	for i := range c.Origin {
 		c.Origin[i] = int32(i)
 	}
-	c.Prefixes, c.Attributes, c.Set, c.Order = c.Prefixes[:0], c.Attributes[:0], c.Set[:0], c.Order[:0]
-	c.Tokens, c.Peer, c.after = 0, nil, FirstStage
+	c.Prefixes, c.Encodings, c.Attributes, c.Set, c.Order = c.Prefixes[:0], c.Encodings[:0], c.Attributes[:0], c.Set[:0], c.Order[:0]
+	c.Tokens, c.Peer, c.Source, c.Worker, c.hashes, c.listed, c.after = 0, nil, Source{}, nil, 0, false, FirstStage
 }
 
 // Mask is memory for [Cycle.Drop]: true for each candidate.
@@ -161,6 +194,10 @@ func (c *Cycle) compact() {
 				m := c.Prefixes[p].Match
 				m[k] = m[i]
 			}
+			for p := range c.Encodings {
+				m := c.Encodings[p].Match
+				m[k] = m[i]
+			}
 		}
 		k++
 	}
@@ -168,6 +205,37 @@ func (c *Cycle) compact() {
 	for p := range c.Prefixes {
 		c.Prefixes[p].Match = c.Prefixes[p].Match[:k]
 	}
+	for p := range c.Encodings {
+		c.Encodings[p].Match = c.Encodings[p].Match[:k]
+	}
+}
+
+// hashed is the prompt in blocks of one size.
+type hashed struct {
+	kvcache.Hasher
+	block, limit int
+}
+
+// Hash is the prompt in keys of blocks of that many tokens, at most limit of them a prompt (0 for no bound).
+// Producers that ask for the same share it. It holds until the decision is over and is not to be changed.
+func (c *Cycle) Hash(block, limit int) *kvcache.Hasher {
+	for _, h := range c.hashed[:c.hashes] {
+		if h.block == block && h.limit == limit {
+			return &h.Hasher
+		}
+	}
+	if c.hashes == len(c.hashed) {
+		c.hashed = append(c.hashed, new(hashed))
+	}
+	h := c.hashed[c.hashes]
+	c.hashes++
+	h.block, h.limit = block, limit
+	h.Reset(c.Model, c.Salt, block, limit)
+	if c.Prompt != nil {
+		c.Prompt(&h.Hasher)
+	}
+	h.Finish()
+	return &h.Hasher
 }
 
 // AddPrefix makes room for what a producer of that name finds; until it tells, nothing matches. The
@@ -180,17 +248,17 @@ func (c *Cycle) AddPrefix(producer string) *Prefix {
 		c.Prefixes = append(c.Prefixes, Prefix{})
 	}
 	p := &c.Prefixes[k]
-	p.Producer, p.Match, p.Blocks, p.BlockTokens = producer, sized(p.Match, len(c.Candidates)), 0, 0
+	*p = Prefix{Producer: producer, Match: sized(p.Match, len(c.Candidates))}
 	clear(p.Match)
 	return p
 }
 
-// Prefix is what the producer of that name found; the empty name is the default one. Where
-// nobody looked, nothing matches.
+// Prefix is what the producer of that name found; the empty name is the default one, the first that is
+// not read by its name alone. Where nobody looked, nothing matches.
 func (c *Cycle) Prefix(producer string) *Prefix {
 	for i := range c.Prefixes {
-		if producer == "" || c.Prefixes[i].Producer == producer {
-			return &c.Prefixes[i]
+		if p := &c.Prefixes[i]; p.Producer == producer || producer == "" && !p.ByName {
+			return p
 		}
 	}
 	c.none.Match = sized(c.none.Match, len(c.Candidates))
@@ -280,12 +348,70 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// LookUp fills p from an index by the keys in c.Hasher.
-func (c *Cycle) LookUp(x *kvcache.Index, p *Prefix) {
+// LookUp fills p from an index by the keys of h.
+func (c *Cycle) LookUp(x *kvcache.Index, h *kvcache.Hasher, p *Prefix) {
+	p.Hash, p.Blocks = h, len(h.Keys)
+	c.lookUp(x, h.Keys, h.Starts, p.Match)
+}
+
+// Items are the hashes of the prompt's images, sounds and videos. They hold until the decision is over.
+func (c *Cycle) Items() []uint64 {
+	if !c.listed {
+		c.items, c.listed = c.items[:0], true
+		if c.Media != nil {
+			c.items = c.Media(c.items)
+		}
+	}
+	return c.items
+}
+
+// AddEncoded makes room for what a producer of that name finds of the request's media. The pointer holds
+// until the next AddEncoded.
+func (c *Cycle) AddEncoded(producer string) *Encoded {
+	k := len(c.Encodings)
+	if k < cap(c.Encodings) {
+		c.Encodings = c.Encodings[:k+1] // with its memory
+	} else {
+		c.Encodings = append(c.Encodings, Encoded{})
+	}
+	m := &c.Encodings[k]
+	m.Producer, m.Match = producer, sized(m.Match, len(c.Candidates))
+	clear(m.Match)
+	return m
+}
+
+// Encoded is what the producer of that name found; the empty name is the first. Nil when nobody looked.
+func (c *Cycle) Encoded(producer string) *Encoded {
+	for i := range c.Encodings {
+		if producer == "" || c.Encodings[i].Producer == producer {
+			return &c.Encodings[i]
+		}
+	}
+	return nil
+}
+
+// LookUpItems fills m from an index, item by item.
+func (c *Cycle) LookUpItems(x *kvcache.Index, m *Encoded) {
+	items := c.Items()
+	c.starts = sized(c.starts, len(items))
+	for i := range c.starts {
+		c.starts[i] = int32(i) // each stands for itself
+	}
+	c.lookUp(x, items, c.starts, m.Match)
+}
+
+func (c *Cycle) lookUp(x *kvcache.Index, keys []uint64, starts, match []int32) {
 	c.slots = c.slots[:0]
 	for _, e := range c.Candidates {
 		c.slots = append(c.slots, e.Load.Slot)
 	}
-	x.Match(c.Hasher.Keys, c.Hasher.Starts, c.slots, p.Match, &c.scratch)
-	p.Blocks = len(c.Hasher.Keys)
+	x.Match(keys, starts, c.slots, match, &c.scratch)
+}
+
+// Work is how many tokens of work the request brings to candidate i.
+func (c *Cycle) Work(i int) (prefill, output int64) {
+	if c.Worker != nil {
+		return c.Worker.Work(c, i)
+	}
+	return c.Tokens - c.Cached("", i), 0
 }

@@ -4,7 +4,6 @@ package policy
 
 import (
 	"errors"
-	"sync/atomic"
 
 	"github.com/penstock-project/penstock/fleet"
 	"github.com/penstock-project/penstock/kvcache"
@@ -12,11 +11,11 @@ import (
 )
 
 // ApproxPrefixCacheProducer remembers which prompts were sent where and tells how much of a new
-// prompt each endpoint should still hold.
+// prompt each endpoint should still hold, from its start and without a gap.
 //
 // It knows only what passed here: an engine that evicts early or restarts is not noticed.
 type ApproxPrefixCacheProducer struct {
-	// AutoTune takes the block size and the capacity from what the engines say of themselves.
+	// AutoTune takes the block size and each endpoint's capacity from what the engines say of themselves.
 	AutoTune bool `json:"autoTune"`
 	// BlockSizeTokens is the block size without AutoTune or before an engine told; at least 64 is used.
 	BlockSizeTokens int `json:"blockSizeTokens"`
@@ -26,11 +25,18 @@ type ApproxPrefixCacheProducer struct {
 	MaxPrefixTokensToMatch int `json:"maxPrefixTokensToMatch"`
 	// MaxPrefixBlocksToMatch is the bound in blocks when there is none in tokens; 0 for no bound.
 	MaxPrefixBlocksToMatch int `json:"maxPrefixBlocksToMatch"`
-	// LRUCapacityPerServer is how many blocks are remembered per endpoint when the engine does not tell.
+	// LRUCapacityPerServer is how many blocks are remembered of an endpoint whose engine does not tell.
 	LRUCapacityPerServer int `json:"lruCapacityPerServer"`
 
 	name  string
-	index atomic.Pointer[kvcache.Index]
+	index *kvcache.Index
+}
+
+func newApproxPrefixCacheProducer() ApproxPrefixCacheProducer {
+	return ApproxPrefixCacheProducer{
+		AutoTune: true, BlockSizeTokens: 16, MaxPrefixTokensToMatch: 131072,
+		MaxPrefixBlocksToMatch: 2048, LRUCapacityPerServer: 31250, index: kvcache.NewIndex(),
+	}
 }
 
 // SetName implements [sched.Namer].
@@ -44,6 +50,8 @@ func (p *ApproxPrefixCacheProducer) Validate() error {
 	switch {
 	case !p.AutoTune && p.BlockSizeTokens <= 0:
 		return errors.New("blockSizeTokens: must be above 0 when autoTune is false")
+	case p.BlockSizeTokens > mostBlockTokens:
+		return errTooLarge
 	case p.MaxPrefixTokensToMatch < 0 || p.MaxPrefixBlocksToMatch < 0:
 		return errors.New("maxPrefixTokensToMatch and maxPrefixBlocksToMatch: must not be below 0")
 	case p.LRUCapacityPerServer <= 0:
@@ -51,6 +59,15 @@ func (p *ApproxPrefixCacheProducer) Validate() error {
 	}
 	return nil
 }
+
+// Bounds on what engines and configurations may say: a block of 16,384 tokens, and 1,048,576 blocks of an endpoint,
+// which is 67 million tokens and 45 MiB.
+const (
+	mostBlockTokens = 1 << 14
+	mostBlocks      = 1 << 20
+)
+
+var errTooLarge = errors.New("blockSizeTokens: must not be above 16384")
 
 // Produce implements [sched.Producer]. The block size is the largest that a candidate's engine
 // tells, so that it does not depend on their order.
@@ -62,58 +79,46 @@ func (p *ApproxPrefixCacheProducer) Produce(c *sched.Cycle) {
 			told = max(told, e.BlockSize)
 		}
 		if told > 0 {
-			block = max(told, kvcache.MinBlockTokens)
+			block = min(max(told, kvcache.MinBlockTokens), mostBlockTokens)
 		}
 	}
 	limit := p.MaxPrefixBlocksToMatch
 	if p.MaxPrefixTokensToMatch > 0 {
 		limit = max(1, p.MaxPrefixTokensToMatch/block)
 	}
-	c.Hasher.Reset(c.Model, c.Salt, block, limit)
-	if c.Prompt != nil {
-		c.Prompt(&c.Hasher)
+	h := c.Hash(block, limit)
+	if c.Tokens == 0 {
+		c.Tokens = h.Tokens()
 	}
-	c.Tokens = c.Hasher.Finish()
 	found := c.AddPrefix(p.name)
 	found.BlockTokens = block
-	c.LookUp(p.cache(c), found)
+	c.LookUp(p.index, h, found)
 }
 
 // Placed implements [sched.Placer].
 func (p *ApproxPrefixCacheProducer) Placed(c *sched.Cycle, chosen *fleet.Endpoint) {
-	x := p.cache(c)
-	x.Add(c.Hasher.Keys, chosen.Load.Slot)
-	if chosen.Load.Ended() { // it left meanwhile, and Gone may have come first: the slot must be clean for another
-		x.Clear(chosen.Load.Slot)
+	found := c.Prefix(p.name)
+	if found.Hash == nil {
+		return
 	}
+	p.index.Add(found.Hash.Keys, chosen.Load.Slot, p.capacity(chosen, found.BlockTokens))
+	if chosen.Load.Ended() { // it left meanwhile, and Gone may have come first: the slot must be clean for another
+		p.index.Clear(chosen.Load.Slot)
+	}
+}
+
+// capacity is how many blocks of our size an endpoint's cache has.
+func (p *ApproxPrefixCacheProducer) capacity(e *fleet.Endpoint, block int) int {
+	blocks := p.LRUCapacityPerServer
+	if p.AutoTune && e.BlockSize > 0 && e.NumBlocks > 0 {
+		blocks = int(float64(e.NumBlocks) * float64(e.BlockSize) / float64(block)) // which do not overflow
+	}
+	return min(max(blocks, 1), mostBlocks)
 }
 
 // Gone implements [sched.Leaver].
 func (p *ApproxPrefixCacheProducer) Gone(loads []*fleet.Load) {
-	if x := p.index.Load(); x != nil {
-		for _, l := range loads {
-			x.Clear(l.Slot)
-		}
+	for _, l := range loads {
+		p.index.Clear(l.Slot)
 	}
-}
-
-// cache makes the index at the first request, when the engines may have told their size.
-func (p *ApproxPrefixCacheProducer) cache(c *sched.Cycle) *kvcache.Index {
-	if x := p.index.Load(); x != nil {
-		return x
-	}
-	capacity := p.LRUCapacityPerServer
-	if p.AutoTune {
-		told := 0
-		for _, e := range c.Candidates {
-			if e.BlockSize > 0 {
-				told = max(told, e.NumBlocks*e.BlockSize/max(e.BlockSize, kvcache.MinBlockTokens))
-			}
-		}
-		if told > 0 {
-			capacity = told
-		}
-	}
-	p.index.CompareAndSwap(nil, kvcache.NewIndex(capacity))
-	return p.index.Load()
 }

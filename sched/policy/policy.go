@@ -14,11 +14,11 @@ var Filters = plugin.Set[sched.Filter]{
 }
 
 // Scorers are the scorers by type name.
-var Scorers = plugin.Set[sched.Scorer]{
+var Scorers = plugin.Join(loadScorers, plugin.Set[sched.Scorer]{
 	"queue-scorer":                func() sched.Scorer { return &QueueScorer{} },
 	"kv-cache-utilization-scorer": func() sched.Scorer { return &KVCacheUtilizationScorer{} },
 	"prefix-cache-scorer":         func() sched.Scorer { return &PrefixCacheScorer{MatchLengthScaleTokens: 8192} },
-}
+})
 
 // Pickers are the pickers by type name.
 var Pickers = plugin.Set[sched.Picker]{
@@ -28,20 +28,13 @@ var Pickers = plugin.Set[sched.Picker]{
 }
 
 // Producers are the producers by type name.
-var Producers = plugin.Set[sched.Producer]{
-	"approx-prefix-cache-producer": func() sched.Producer {
-		return &ApproxPrefixCacheProducer{
-			AutoTune: true, BlockSizeTokens: 16, MaxPrefixTokensToMatch: 131072,
-			MaxPrefixBlocksToMatch: 2048, LRUCapacityPerServer: 31250,
-		}
-	},
-}
+var Producers = plugin.Join(loadProducers)
 
 // Screeners are the screeners by type name.
 var Screeners = plugin.Set[sched.Filter]{}
 
 // Admitters are the admitters by type name.
-var Admitters = plugin.Set[sched.Admitter]{}
+var Admitters = plugin.Join(loadAdmitters)
 
 // Handlers are the profile handlers by type name.
 var Handlers = plugin.Set[sched.Handler]{

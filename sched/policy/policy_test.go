@@ -32,10 +32,10 @@ import (
 //	block= blocks=              its engine's KV blocks: tokens in each, how many
 //
 // A `request` sets what is asked: model= tokens= max= priority= id=, header=name:value, fact=name@producer:value,
-// peer=endpoint. `match total=` gives each endpoint's cached blocks of a prompt of so many blocks (block=, by default
+// peer=endpoint, prompt=text*times, media=name+name. `match total=` gives each endpoint's cached blocks of a prompt of so many blocks (block=, by default
 // of 64 tokens; producer=). The commands `score by=TYPE`, `filter by=TYPE`, `admit by=TYPE` take the plugin's parameters
-// as JSON for input; `decide` runs the default profile; `sent to=` tells the plugin of the last command where the request
-// went, and `gone` that an endpoint left.
+// as JSON for input; `produce by=TYPE` runs a producer, and again for each command that follows; `decide` runs the default profile;
+// `sent to=` tells the plugin of the last command, and the producers, where the request went, and `gone` that an endpoint left.
 func TestScenarios(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		s := &scenario{now: time.Unix(1000, 0)}
@@ -50,15 +50,17 @@ func TestScenarios(t *testing.T) {
 			case "sent":
 				var to string
 				d.ScanArgs(t, "to", &to)
-				s.plugins[s.last].(sched.Placer).Placed(s.cycle(), s.endpoint(t, to))
+				return s.sent(s.endpoint(t, to))
 			case "gone":
 				var who string
 				d.ScanArgs(t, "who", &who)
-				s.plugins[s.last].(sched.Leaver).Gone([]*fleet.Load{s.endpoint(t, who).Load})
+				s.gone(s.endpoint(t, who))
 			case "wait":
 				var seconds string
 				d.ScanArgs(t, "seconds", &seconds)
 				s.now = s.now.Add(time.Duration(number(t, seconds) * float64(time.Second)))
+			case "produce":
+				return s.produce(t, d)
 			case "score":
 				return s.score(t, d)
 			case "filter":
@@ -83,6 +85,8 @@ type scenario struct {
 	// plugins keep what they learned from command to command, by type and parameters.
 	plugins map[string]any
 	last    string
+	// producers run in every cycle.
+	producers []sched.Producer
 }
 
 func (s *scenario) endpoint(t *testing.T, name string) *fleet.Endpoint {
@@ -96,7 +100,7 @@ func (s *scenario) endpoint(t *testing.T, name string) *fleet.Endpoint {
 }
 
 func (s *scenario) fleet(t *testing.T, input string) {
-	s.endpoints, s.prefixes, s.ask = nil, nil, sched.Cycle{}
+	s.endpoints, s.prefixes, s.ask, s.producers = nil, nil, sched.Cycle{}, nil
 	for line := range strings.Lines(input) {
 		f := strings.Fields(line)
 		e := &fleet.Endpoint{ID: fleet.ID{Name: f[0]}, Address: fmt.Sprintf("10.0.0.%d:8000", len(s.endpoints)+1),
@@ -173,6 +177,10 @@ func (s *scenario) asked(t *testing.T, d *datadriven.TestData) {
 				h[key] = value
 			case "fact":
 				s.ask.Attributes = append(s.ask.Attributes, sched.Attribute{Name: name, Producer: producer, Value: value})
+			case "prompt":
+				s.ask.Prompt = prompt(v)
+			case "media":
+				s.ask.Media = media(strings.Split(v, "+"))
 			case "peer":
 				s.ask.Peer = s.endpoint(t, v)
 			default:
@@ -220,6 +228,9 @@ func (s *scenario) cycle() *sched.Cycle {
 		if c.Tokens == 0 {
 			c.Tokens = int64(p.Blocks * p.BlockTokens)
 		}
+	}
+	for _, p := range s.producers {
+		p.Produce(&c)
 	}
 	return &c
 }

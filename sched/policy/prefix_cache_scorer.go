@@ -13,7 +13,7 @@ import (
 // With weight w and scale s the score is (1-w)·match/total + w·min(1, match·blockSize/s)². A prompt
 // without blocks scores 0 everywhere.
 type PrefixCacheScorer struct {
-	// PrefixMatchInfoProducerName names the producer to read; empty for the first.
+	// PrefixMatchInfoProducerName names the producer to read; empty for the default one.
 	PrefixMatchInfoProducerName string `json:"prefixMatchInfoProducerName"`
 	// MatchLengthWeight is the share of the score that the length of the match decides, 0 to 1.
 	MatchLengthWeight float64 `json:"matchLengthWeight"`
@@ -34,7 +34,10 @@ func (p *PrefixCacheScorer) Validate() error {
 
 // Score implements [sched.Scorer].
 func (p *PrefixCacheScorer) Score(c *sched.Cycle, score []float64) {
-	found := c.Prefix(p.PrefixMatchInfoProducerName)
+	p.score(c.Prefix(p.PrefixMatchInfoProducerName), score)
+}
+
+func (p *PrefixCacheScorer) score(found *sched.Prefix, score []float64) {
 	if found.Blocks == 0 {
 		return
 	}

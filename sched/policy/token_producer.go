@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package policy
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/penstock-project/penstock/kvcache"
+	"github.com/penstock-project/penstock/sched"
+)
+
+// TokenProducer says how many tokens the prompt has.
+//
+// It estimates: four bytes of text count as one token, token ids as themselves, and an image, sound or video as many
+// as estimate.image says. The tokenizers vllm, udsTokenizerConfig and local are accepted and not active yet:
+// with them, too, the prompt is estimated. At most one of the four is given.
+type TokenProducer struct {
+	// ModelName is the model that the render service is asked for; it has no effect yet.
+	ModelName string `json:"modelName"`
+	// VLLM is a vLLM server that renders prompts into tokens.
+	VLLM *RenderService `json:"vllm"`
+	// UDSTokenizerConfig is the deprecated tokenizer service.
+	UDSTokenizerConfig *TokenizerService `json:"udsTokenizerConfig"`
+	// Local is a tokenizer in this process.
+	Local *LocalTokenizer `json:"local"`
+	// Estimate says how media count.
+	Estimate *Estimate `json:"estimate"`
+
+	perItem int64 // tokens of an image, sound or video above those that the prompt counts
+}
+
+// RenderService is a vLLM server that renders prompts into tokens.
+type RenderService struct {
+	// URL is its address, http://localhost:8000 when left out.
+	URL string `json:"url"`
+	// Timeout bounds a call, MMTimeout one with media; such as 5s.
+	Timeout   string `json:"timeout"`
+	MMTimeout string `json:"mmTimeout"`
+}
+
+// TokenizerService is a tokenizer behind gRPC.
+type TokenizerService struct {
+	// SocketFile is its Unix socket.
+	SocketFile string `json:"socketFile"`
+	// UseTCP takes SocketFile as host:port.
+	UseTCP bool `json:"useTCP"`
+	// ModelTokenizerMap names the tokenizer of each model.
+	ModelTokenizerMap map[string]string `json:"modelTokenizerMap"`
+}
+
+// LocalTokenizer is a tokenizer in this process.
+type LocalTokenizer struct {
+	// Path is its tokenizer.json.
+	Path string `json:"path"`
+}
+
+// Estimate says how media count.
+type Estimate struct {
+	Image *ImageEstimate `json:"image"`
+	Video *VideoEstimate `json:"video"`
+}
+
+// ImageEstimate says how many tokens an image has: width · height / factor of its default resolution, or a
+// fixed number.
+type ImageEstimate struct {
+	// Mode is dynamic, which is the default, or static.
+	Mode              string         `json:"mode"`
+	DefaultResolution *Resolution    `json:"defaultResolution"` // 640×360 when left out
+	Dynamic           *PixelsToToken `json:"dynamic"`
+	Static            *StaticImage   `json:"static"`
+}
+
+// Resolution is in pixels.
+type Resolution struct {
+	Width  int64 `json:"width"`
+	Height int64 `json:"height"`
+}
+
+// PixelsToToken is how many pixels make a token, 1024 when left out.
+type PixelsToToken struct {
+	Factor int64 `json:"factor"`
+}
+
+// StaticImage is a fixed number of tokens.
+type StaticImage struct {
+	StaticToken int64 `json:"staticToken"`
+}
+
+// VideoEstimate says how many tokens a video has. It has no effect yet: a video counts as an image.
+type VideoEstimate struct {
+	TokensPerFrame *struct {
+		Mode    string         `json:"mode"`
+		Dynamic *PixelsToToken `json:"dynamic"`
+		Static  *struct {
+			NumTokensPerFrame int64 `json:"numTokensPerFrame"`
+		} `json:"static"`
+	} `json:"tokensPerFrame"`
+	Frames *struct {
+		Mode      string `json:"mode"`
+		MinFrames int64  `json:"minFrames"`
+		MaxFrames int64  `json:"maxFrames"`
+		Sampled   *struct {
+			SampleFPS         float64 `json:"sampleFPS"`
+			TemporalPatchSize int64   `json:"temporalPatchSize"`
+		} `json:"sampled"`
+		Strided *struct {
+			DefaultSourceFPS float64 `json:"defaultSourceFPS"`
+			FrameStride      int64   `json:"frameStride"`
+		} `json:"strided"`
+	} `json:"frames"`
+	DefaultResolution *Resolution `json:"defaultResolution"`
+	DefaultDuration   float64     `json:"defaultDuration"`
+	MaxVideoTokens    int64       `json:"maxVideoTokens"`
+}
+
+// mediaTokens is what an image, sound or video counts for in a prompt as it is hashed: 640×360 pixels of which 1,024
+// make a token.
+const mediaTokens = 225
+
+// Validate reports several tokenizers, times that are none and images that cannot be.
+func (p *TokenProducer) Validate() error {
+	var given []string
+	for _, b := range []struct {
+		name string
+		is   bool
+	}{{"vllm", p.VLLM != nil}, {"udsTokenizerConfig", p.UDSTokenizerConfig != nil}, {"local", p.Local != nil}, {"estimate", p.Estimate != nil}} {
+		if b.is {
+			given = append(given, b.name)
+		}
+	}
+	if len(given) > 1 {
+		return fmt.Errorf("%s: want one tokenizer, got %s as well", given[1], given[0])
+	}
+	if p.VLLM != nil {
+		for name, v := range map[string]string{"timeout": p.VLLM.Timeout, "mmTimeout": p.VLLM.MMTimeout} {
+			if d, err := time.ParseDuration(v); v != "" && (err != nil || d <= 0) {
+				return fmt.Errorf("vllm.%s: want a duration such as 5s, got %.100q", name, v)
+			}
+		}
+	}
+	if p.Local != nil && p.Local.Path == "" {
+		return errors.New("local.path: is missing: want a tokenizer.json")
+	}
+	if p.Estimate != nil && p.Estimate.Image != nil {
+		n, err := p.Estimate.Image.tokens()
+		if err != nil {
+			return err
+		}
+		p.perItem = n - mediaTokens
+	}
+	return nil
+}
+
+// tokens is what an image counts for.
+func (e *ImageEstimate) tokens() (int64, error) {
+	const most = 1 << 16
+	r, factor := Resolution{640, 360}, int64(1024)
+	if e.DefaultResolution != nil {
+		r = *e.DefaultResolution
+	}
+	if e.Dynamic != nil && e.Dynamic.Factor != 0 {
+		factor = e.Dynamic.Factor
+	}
+	switch {
+	case e.Mode != "" && e.Mode != "dynamic" && e.Mode != "static":
+		return 0, fmt.Errorf("estimate.image.mode: want dynamic or static, got %.100q", e.Mode)
+	case r.Width < 1 || r.Height < 1 || r.Width > most || r.Height > most:
+		return 0, errors.New("estimate.image.defaultResolution: want a width and a height from 1 to 65536")
+	case factor < 1:
+		return 0, errors.New("estimate.image.dynamic.factor: must be above 0")
+	case e.Static != nil && (e.Static.StaticToken < 0 || e.Static.StaticToken > 1<<20):
+		return 0, errors.New("estimate.image.static.staticToken: must be from 0 to 1048576")
+	case e.Mode == "static" && e.Static != nil:
+		return max(1, e.Static.StaticToken), nil
+	case e.Mode == "static":
+		return 1, nil
+	}
+	return max(1, r.Width*r.Height/factor), nil
+}
+
+// Inactive tells which parameters have no effect yet.
+func (p *TokenProducer) Inactive() []string {
+	const instead = ": accepted, not active yet: tokens are estimated, four bytes of text to one"
+	switch {
+	case p.VLLM != nil:
+		return []string{"vllm" + instead}
+	case p.UDSTokenizerConfig != nil:
+		return []string{"udsTokenizerConfig" + instead}
+	case p.Local != nil:
+		return []string{"local" + instead}
+	case p.Estimate != nil && p.Estimate.Video != nil:
+		return []string{"estimate.video: accepted, not active yet: a video counts as an image"}
+	}
+	return nil
+}
+
+// Produce implements [sched.Producer].
+func (p *TokenProducer) Produce(c *sched.Cycle) {
+	if c.Tokens > 0 || c.Prompt == nil {
+		return
+	}
+	c.Tokens = c.Hash(kvcache.MinBlockTokens, usualBlocks).Tokens() // the keys that prefix producers mostly ask for
+	if p.perItem != 0 {
+		c.Tokens = max(1, c.Tokens+p.perItem*int64(len(c.Items())))
+	}
+}
+
+// usualBlocks is how many blocks of a prompt prefix producers look at by default.
+const usualBlocks = 2048
