@@ -25,6 +25,7 @@ var rooms = map[string][]string{
 	"plugin":          {},
 	"config":          {"api", "plugin"},
 	"fleet":           {},
+	"source/dns":      {"fleet"}, // stands before the store: names become addresses
 	"source/file":     {"fleet"},
 	"source/scrape":   {"fleet", "plugin"}, // sources and extractors are plugins of a configuration
 	"kvcache":         {},

@@ -3,24 +3,23 @@
 package penstock
 
 import (
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
-	"os"
+	"maps"
 	"sync"
 
 	"github.com/penstock-project/penstock/config"
 	"github.com/penstock-project/penstock/fleet"
 	"github.com/penstock-project/penstock/gateway"
-	"github.com/penstock-project/penstock/source/file"
+	"github.com/penstock-project/penstock/source/dns"
 	"github.com/penstock-project/penstock/source/scrape"
 )
 
 // inherent are plugin types that need no building: what they ask for always happens.
 var inherent = map[string]bool{
-	"file-discovery": true, "openai-parser": true, "anthropic-parser": true, "vllmhttp-parser": true, "passthrough-parser": true,
+	"file-discovery": true, "multicluster-file-discovery": true, "endpoint-notification-source": true, // the store notifies
+	"openai-parser": true, "anthropic-parser": true, "vllmhttp-parser": true, "passthrough-parser": true,
 }
 
 // options tell config which plugins this build acts on and how to check their parameters.
@@ -41,14 +40,16 @@ func options(namespace string) config.Options {
 // site is what runs: the store, the gateway, and what the configuration last said.
 type site struct {
 	store *fleet.Store
+	names *dns.Names // stand before the store
 	gw    *gateway.Gateway
 	log   *slog.Logger
 	plans scrape.Plans // what is polled of the pools' endpoints
 
-	mu      sync.Mutex
 	lanes   map[fleet.ID]lane
 	sources map[string]bool // endpoint files
-	unread  map[string]bool // those that were never read
+
+	mu     sync.Mutex
+	unread map[string]bool // endpoint files that were never read
 }
 
 // ready says which endpoints are not known yet, or nil.
@@ -61,45 +62,11 @@ func (s *site) ready() error {
 	return nil
 }
 
-// parseEndpoints reads a list of endpoints: those that are right, and what is wrong with others. Both
-// are nil for an empty list; no endpoints and errors means that nothing can be used.
-func parseEndpoints(path string, data []byte) ([]fleet.EndpointSpec, []error) {
-	if len(bytes.TrimSpace(data)) == 0 { // such as a file that is being written
-		return nil, []error{fmt.Errorf("%s: is empty: write endpoints: [] for none", path)}
-	}
-	entries, problems := config.ParseEndpoints(data, path)
-	var errs []error
-	for _, p := range problems {
-		if p.Severity >= config.Skipped {
-			errs = append(errs, errors.New(p.String()))
-		}
-	}
-	if config.Failed(problems) {
-		return nil, errs
-	}
-	return specs(entries), errs
-}
-
-// readEndpoints reads a file of endpoints; an error means that nothing in it can be used.
-func readEndpoints(path string) ([]fleet.EndpointSpec, error) {
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
-	list, errs := parseEndpoints(path, data)
-	if len(list) == 0 && len(errs) > 0 {
-		return nil, errors.Join(errs...)
-	}
-	return list, nil
-}
-
-// apply puts a configuration into force. On an error nothing has changed.
-func (s *site) apply(cfg *config.Config) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// apply puts a configuration into force. On an error nothing has changed. One call at a time.
+func (s *site) apply(ctx context.Context, cfg *config.Config) error {
 	lanes, next := gateway.Lanes{}, map[fleet.ID]lane{}
 	plans := map[fleet.ID]*scrape.Plan{}
-	var pools []fleet.PoolSpec
+	pools := []fleet.PoolSpec{} // nil would leave those of before
 	for _, p := range cfg.Pools {
 		id := fleet.ID{Namespace: p.Namespace, Name: p.Name}
 		l, err := buildLane(p.Picker, s.gw.Observer.Plugin)
@@ -115,37 +82,26 @@ func (s *site) apply(cfg *config.Config) error {
 		next[id], lanes[id] = l, l.Lane
 		pools = append(pools, fleet.PoolSpec{ID: id, Selector: p.Selector, H2C: p.H2C, Picker: p.PickerRef, Objectives: p.Objectives, Rewrites: rewrites(p.Rewrites)})
 	}
-	files, found, unread := map[string]bool{}, map[string][]fleet.EndpointSpec{}, map[string]bool{}
-	for _, path := range discoveries(cfg) {
-		files[path] = true
-		list, err := readEndpoints(path)
-		switch {
-		case err == nil:
-			found[path] = list
-		case s.sources[path]: // whoever follows the file tells of it, and what it said stays
-		case s.lanes != nil:
-			return err
-		default: // at the start: it may still come
-			s.log.Error("endpoints file", slog.Any("error", err))
-			unread[path] = true
+	d, err := s.discovery(cfg)
+	if err != nil {
+		return err
+	}
+	d.Pools = pools
+	s.names.Learn(ctx, d.Change) // before anything changes, since it may take a moment
+	both := maps.Clone(lanes)
+	for id, l := range s.lanes { // a pool that goes away still has requests that found it
+		if both[id] == nil {
+			both[id] = l.Lane
 		}
 	}
-	for path, list := range found {
-		s.store.SetEndpoints(file.Source(path), list)
-	}
-	for _, f := range cfg.Endpoints {
-		files[f.File] = true
-		s.store.SetEndpoints(file.Source(f.File), specs(f.Entries))
-	}
-	for old := range s.sources {
-		if !files[old] {
-			s.store.SetEndpoints(file.Source(old), nil)
-		}
-	}
-	s.sources, s.lanes, s.unread = files, next, unread
-	s.gw.SetLanes(lanes)
+	s.mu.Lock()
+	s.unread = d.unread
+	s.mu.Unlock()
+	s.sources, s.lanes = d.files, next
 	s.plans.Set(plans)
-	s.store.SetPools(pools)
+	s.gw.SetLanes(both)
+	s.names.Apply(ctx, d.Change)
+	s.gw.SetLanes(lanes)
 	return nil
 }
 
@@ -165,37 +121,6 @@ func rewrites(rules []config.RewriteRule) fleet.Rewrites {
 		}
 		if r.All {
 			out.All = w
-		}
-	}
-	return out
-}
-
-// specs turns a list of endpoints into what the store takes.
-func specs(entries []config.EndpointEntry) []fleet.EndpointSpec {
-	out := make([]fleet.EndpointSpec, 0, len(entries))
-	for _, e := range entries {
-		out = append(out, fleet.EndpointSpec{
-			ID:      fleet.ID{Namespace: e.Namespace, Name: e.Name},
-			Address: e.HostPort(),
-			Labels:  e.Labels,
-			// Entries that name no namespace are of "default"; in files they suit any pool.
-			Anywhere: e.Namespace == "default",
-		})
-	}
-	return out
-}
-
-// discoveries are the endpoint files that the pools' pickers name and that were not read as manifests.
-func discoveries(cfg *config.Config) []string {
-	read := map[string]bool{}
-	for _, f := range cfg.Endpoints {
-		read[f.File] = true
-	}
-	var out []string
-	for _, p := range cfg.Pools {
-		if d := p.Picker.DiscoveryFile; d != nil && !read[d.Path] {
-			read[d.Path] = true
-			out = append(out, d.Path)
 		}
 	}
 	return out

@@ -327,6 +327,7 @@ func answerThrough(stream extprocv3.ExternalProcessor_ProcessClient, w http.Resp
 		if _, err := w.Write(m.GetResponseBody().GetResponse().GetBodyMutation().GetStreamedResponse().GetBody()); err != nil {
 			return err
 		}
+		w.(http.Flusher).Flush()
 	}
 	return nil
 }

@@ -187,6 +187,9 @@ func construct(typ string, decode func(any) error) (any, error) {
 	case typ == "file-discovery":
 		v := &config.FileDiscovery{}
 		return v, decode(v)
+	case typ == "multicluster-file-discovery":
+		v := &config.MulticlusterFileDiscovery{}
+		return v, decode(v)
 	}
 	return nil, nil
 }

@@ -27,7 +27,7 @@ import (
 	"github.com/penstock-project/penstock/gateway/proxy"
 	"github.com/penstock-project/penstock/observe"
 	"github.com/penstock-project/penstock/request"
-	"github.com/penstock-project/penstock/source/file"
+	"github.com/penstock-project/penstock/source/dns"
 	"github.com/penstock-project/penstock/source/scrape"
 )
 
@@ -66,6 +66,7 @@ func newProcess(cfg *config.Config, s settings, log io.Writer) (*process, error)
 	p := &process{settings: s}
 	p.log = observe.NewLogger(log, s.verbosity)
 	p.store = fleet.NewStore()
+	p.names = dns.New(p.store, nil, p.log)
 	commit, ref := buildInfo()
 	o := observe.Options{Store: p.store, Log: p.log, Stale: s.stale, Commit: commit, Build: ref}
 	if !s.quiet {
@@ -84,7 +85,7 @@ func newProcess(cfg *config.Config, s settings, log io.Writer) (*process, error)
 	p.doors.extproc.Name = "extproc"
 	p.setTrust(cfg.Penstock.Trust)
 	p.setHealth(cfg.Penstock.Health)
-	return p, p.apply(cfg)
+	return p, p.apply(context.Background(), cfg)
 }
 
 // run serves until ctx ends, then lets open requests finish. Sources and metrics end last.
@@ -167,61 +168,6 @@ func (p *process) notReady() error {
 		return errors.New("shutting down")
 	}
 	return p.ready()
-}
-
-// follow watches what may change: the manifests, and the endpoint files that pickers name.
-func (p *process) follow(ctx context.Context, g *errgroup.Group, cfg *config.Config) {
-	g.Go(func() error {
-		round, stop := p.discoverAll(ctx, cfg)
-		defer func() { stop(); _ = round.Wait() }()
-		if p.reload == nil {
-			return round.Wait()
-		}
-		return file.Watch(ctx, p.files, func() {
-			next, problems := p.reload()
-			report(p.log, problems)
-			if next == nil {
-				p.log.Error("the configuration has errors; the last good one stays in force")
-				return
-			}
-			if err := p.apply(next); err != nil {
-				p.log.Error("the configuration cannot be used; the last good one stays in force", slog.Any("error", err))
-				return
-			}
-			p.setTrust(next.Penstock.Trust)
-			p.setHealth(next.Penstock.Health)
-			if next.Penstock.Listeners != cfg.Penstock.Listeners || next.Penstock.Limits != cfg.Penstock.Limits {
-				p.log.Warn("spec.listeners and spec.limits take effect at the next start")
-			}
-			stop()
-			_ = round.Wait()
-			round, stop = p.discoverAll(ctx, next)
-			p.log.Info("configuration reloaded", slog.Int("pools", len(next.Pools)))
-		})
-	})
-}
-
-// discoverAll follows the endpoint files of a configuration until stop is called.
-func (p *process) discoverAll(ctx context.Context, cfg *config.Config) (*errgroup.Group, context.CancelFunc) {
-	ctx, stop := context.WithCancel(ctx)
-	g, ctx := errgroup.WithContext(ctx)
-	for _, path := range discoveries(cfg) {
-		g.Go(func() error { return p.discover(ctx, path) })
-	}
-	return g, stop
-}
-
-// discover follows one endpoint file.
-func (p *process) discover(ctx context.Context, path string) error {
-	return file.Endpoints(ctx, p.store, path, func(data []byte) ([]fleet.EndpointSpec, []error) {
-		list, errs := parseEndpoints(path, data)
-		if len(list) > 0 || len(errs) == 0 {
-			p.mu.Lock()
-			delete(p.unread, path)
-			p.mu.Unlock()
-		}
-		return list, errs
-	}, p.log)
 }
 
 // listeners are open sockets; nil for what is off.

@@ -95,7 +95,7 @@ func serveFrom(ctx context.Context, paths []string, s settings, log io.Writer, s
 	if err != nil {
 		return err
 	}
-	p.started, p.files, p.reload = started, append(paths, cfg.Files...), load
+	p.started, p.files, p.reload = started, paths, load
 	return p.run(ctx, cfg)
 }
 

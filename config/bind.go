@@ -37,7 +37,8 @@ func (l *loader) bind() {
 	}
 	l.rewrites()
 	for _, p := range l.pods {
-		l.addEndpoints(p.abs, p.endpoints(l.cfg.Pools))
+		entries := p.endpoints(l.cfg.Pools)
+		p.endpointFile().add(EndpointFile{Entries: entries})
 	}
 }
 

@@ -63,6 +63,10 @@ type Config struct {
 	Mappings []api.ModelMapping
 	// Files and Folders are the absolute paths that were read, to be watched.
 	Files, Folders []string
+	// Blank are those of Files in which nothing is written, as when they are just being written.
+	Blank []string
+	// Digest sums up what the files said: equal for equal texts.
+	Digest uint64
 	// Warnings are the problems that did not keep the configuration from being used.
 	Warnings []Problem
 
@@ -182,13 +186,26 @@ type Gates struct {
 	HAPopulateNonLeaderDatastore bool // default on
 }
 
-// FileDiscovery are the parameters of file-discovery.
+// FileDiscovery reads endpoints from a file: YAML or JSON, up to 1 MiB, with a list under
+// endpoints of name, namespace (default "default"), address, port and labels.
+//
+// An address is IPv4, IPv6 in any spelling, with or without brackets, or a host name, which is looked
+// up every few seconds: each of its addresses is an endpoint, the first with the entry's name, others
+// with -1, -2 and so on behind it. The labels metricsAddress and metricsPort say where an endpoint's metrics
+// are when they are not at its address. An entry that is wrong is reported and left out, or keeps what
+// it said while it was right; a file that cannot be read, or is empty, changes nothing.
 type FileDiscovery struct {
-	// Path is the file with the list of endpoints, absolute once loaded: in the working directory
-	// or, when it is not there, beside the document that names it.
+	// Path is the file with the list of endpoints: in the working directory or, when it is not there,
+	// beside the document that names it.
 	Path string `json:"path"`
-	// WatchFile tells to follow changes.
+	// WatchFile is accepted and makes no difference: the file is always followed.
 	WatchFile bool `json:"watchFile"`
+}
+
+// MulticlusterFileDiscovery reads clusters from a file, in the format of file-discovery: each entry is the
+// gateway of a cluster, and metricsAddress and metricsPort among its labels say where its metrics are.
+type MulticlusterFileDiscovery struct {
+	FileDiscovery
 }
 
 // Plugin is a declared plugin.
@@ -245,21 +262,4 @@ type Ref struct {
 	*Plugin
 	// Weight is a scorer's.
 	Weight float64
-}
-
-// EndpointFile is one file's list of endpoints.
-type EndpointFile struct {
-	// File is an absolute path.
-	File    string
-	Entries []EndpointEntry
-}
-
-// EndpointEntry is one endpoint of a list in llm-d's file-discovery format.
-type EndpointEntry struct {
-	Namespace, Name string
-	// Address is an IPv4 or IPv6 address without brackets, or a host name.
-	Address string
-	Port    int
-	Labels  map[string]string
-	Line    int
 }

@@ -153,18 +153,28 @@ func dumpSeeds(args []datadriven.CmdArg) string {
 	return fmt.Sprintf("%sexit %d\n", b.String(), status)
 }
 
-func dumpParsed(entries []EndpointEntry, ps []Problem) string {
+func dumpParsed(f EndpointFile, ps []Problem) string {
 	var b strings.Builder
 	for _, p := range ps {
 		fmt.Fprintf(&b, "%s (%d)\n", p, p.Severity)
 	}
-	dumpEntries(&b, entries)
+	dumpEntries(&b, f.Entries)
+	for _, e := range f.Broken {
+		fmt.Fprintf(&b, "  broken %s\n", e.id())
+	}
 	return b.String()
 }
 
 func dumpEntries(b *strings.Builder, entries []EndpointEntry) {
 	for _, e := range entries {
-		fmt.Fprintf(b, "  %s/%s %s%s\n", e.Namespace, e.Name, e.HostPort(), dumpLabels(e.Labels))
+		fmt.Fprintf(b, "  %s/%s %s%s", e.Namespace, e.Name, e.HostPort(), dumpLabels(e.Labels))
+		if e.Metrics != "" {
+			fmt.Fprintf(b, " metrics=%s", e.Metrics)
+		}
+		if e.Node != "" {
+			fmt.Fprintf(b, " node=%s", e.Node)
+		}
+		b.WriteString("\n")
 	}
 }
 

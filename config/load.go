@@ -3,9 +3,12 @@
 package config
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
+	"hash"
+	"hash/fnv"
 	"io"
 	"io/fs"
 	"os"
@@ -49,6 +52,7 @@ type loader struct {
 	unproven []Problem // plugins that want Options.Experimental
 	docs     int
 	old      []string // files that can be migrated; found when they are only checked
+	digest   hash.Hash64
 }
 
 // place is where something was first written.
@@ -64,7 +68,7 @@ func newLoader(o Options) *loader {
 		o.Active = func(string) bool { return true }
 	}
 	o.Namespace = cmp.Or(o.Namespace, "default")
-	l := &loader{o: o, read: map[string]bool{}, seen: map[string]place{}}
+	l := &loader{o: o, read: map[string]bool{}, seen: map[string]place{}, digest: fnv.New64a()}
 	l.cfg.Penstock = api.DefaultPenstock()
 	if o.Pool != nil {
 		l.cfg.Pools = append(l.cfg.Pools, o.Pool)
@@ -76,6 +80,7 @@ func (l *loader) report(p Problem) { l.problems = append(l.problems, p) }
 
 func (l *loader) finish() (*Config, []Problem) {
 	l.bind()
+	l.survey()
 	order := make(map[string]int, len(l.files))
 	for i, f := range l.files {
 		order[f] = i
@@ -89,6 +94,7 @@ func (l *loader) finish() (*Config, []Problem) {
 		return nil, l.problems
 	}
 	cfg := l.cfg
+	cfg.Digest = l.digest.Sum64()
 	cfg.Warnings = l.problems
 	return &cfg, l.problems
 }
@@ -184,9 +190,18 @@ func (l *loader) data(name, abs string, data []byte) {
 			l.old = append(l.old, name)
 		}
 	}
+	l.digestOf(abs, data)
+	if len(bytes.TrimSpace(data)) == 0 {
+		l.cfg.Blank = append(l.cfg.Blank, abs)
+	}
 	for _, root := range parse(data, name, l.report) {
 		l.document(&document{loader: l, file: name, abs: abs, size: len(data), root: root})
 	}
+}
+
+func (l *loader) digestOf(file string, data []byte) {
+	_, _ = fmt.Fprintf(l.digest, "%q %d\n", file, len(data))
+	_, _ = l.digest.Write(data)
 }
 
 // document is one document of a file, on its way into the configuration.

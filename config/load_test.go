@@ -5,6 +5,8 @@ package config
 import (
 	"bytes"
 	"fmt"
+	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -227,13 +229,50 @@ func FuzzLoad(f *testing.F) {
 				t.Fatalf("odd problem %+v", p)
 			}
 		}
-		entries, ps := ParseEndpoints(data, "x.yaml")
-		if Failed(ps) && entries != nil {
-			t.Fatalf("endpoints %v with %v", entries, ps)
+		list, ps := ParseEndpoints(data, "x.yaml")
+		if Failed(ps) && len(list.Entries)+len(list.Broken) > 0 {
+			t.Fatalf("endpoints %v with %v", list, ps)
 		}
-		for _, e := range entries {
+		for _, e := range list.Entries {
+			if a, err := netip.ParseAddr(e.Address); err == nil && a.String() != e.Address {
+				t.Fatalf("address %s is not in its one spelling", e.Address)
+			}
 			if e.Name == "" || e.Address == "" || e.Port < 1 || e.Port > 65535 {
 				t.Fatalf("odd entry %+v", e)
+			}
+		}
+	})
+}
+
+// Whatever a list holds, what is taken from it can be dialled, and what is left out is accounted for.
+func FuzzParseEndpoints(f *testing.F) {
+	f.Add([]byte("endpoints:\n- {name: a, address: \"[FD00::1%eth0]\", port: \"8000\", labels: {metricsAddress: x.y, metricsPort: \"1\"}}\n- {name: b, address: 1.2.3, port: 0}\n"))
+	f.Add([]byte(`{"endpoints": [{"name": "json", "namespace": "", "address": "10.0.0.1", "port": "8000"}]}`))
+	f.Add([]byte("endpoints: [{name: a}, 1, null, {name: a, address: a, port: 1}]\n---\nendpoints:\n"))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		list, ps := ParseEndpoints(data, "x.yaml")
+		if Failed(ps) && len(list.Entries)+len(list.Broken) > 0 {
+			t.Fatalf("got %v with %v", list, ps)
+		}
+		skipped := 0
+		for _, p := range ps {
+			if p.Severity == Skipped {
+				skipped++
+			}
+		}
+		if len(list.Broken) > skipped {
+			t.Fatalf("%d broken entries with %v", len(list.Broken), ps)
+		}
+		for _, e := range list.Entries {
+			for _, a := range []string{e.HostPort(), e.Metrics} {
+				host, port, err := net.SplitHostPort(a)
+				if a == "" {
+					continue
+				}
+				again, wrong := hostOf(host)
+				if err != nil || wrong != nil || again != host || port == "0" || len(port) > 5 || strings.ContainsAny(host, " ,/[]\n") {
+					t.Fatalf("%q: %v %v %q", a, err, wrong, again)
+				}
 			}
 		}
 	})

@@ -137,5 +137,6 @@ func (d *document) secret(path string, h *api.TrustHeader) {
 	default:
 		h.Value = string(data)
 		d.cfg.Files = append(d.cfg.Files, name)
+		d.digestOf(name, data)
 	}
 }

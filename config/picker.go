@@ -109,7 +109,7 @@ func (p *pickerDocument) classify(pl *Plugin, at string) {
 		return
 	}
 	pl.entry = e
-	pl.Active = pl.Type == "file-discovery" || p.o.Active(pl.Type)
+	pl.Active = byFile(pl.Type) || p.o.Active(pl.Type)
 	switch e.Stability {
 	case plugin.Deprecated:
 		p.warn(at+".type", "%s is deprecated: use %s", pl.Type, e.ReplacedBy)
@@ -156,7 +156,7 @@ func (p *pickerDocument) parameters(pl *Plugin, n *yaml.Node, at string) {
 		return nil
 	}
 	switch {
-	case pl.Type == "file-discovery":
+	case byFile(pl.Type):
 		p.discoveryFile(pl, at)
 		return
 	case pl.Type == "single-profile-handler" && !isNull(n) && len(n.Content) > 0:
@@ -212,6 +212,9 @@ type Inactive []string
 
 // Error implements error.
 func (i Inactive) Error() string { return strings.Join(i, "; ") }
+
+// byFile reports the types that name a file of endpoints.
+func byFile(typ string) bool { return typ == "file-discovery" || typ == "multicluster-file-discovery" }
 
 func (p *pickerDocument) discoveryFile(pl *Plugin, at string) {
 	var f FileDiscovery

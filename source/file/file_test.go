@@ -168,46 +168,82 @@ func TestEditorsFilesDoNotCount(t *testing.T) {
 	}
 }
 
-// lines is a list of endpoints, one name=address a line; what has no = is wrong.
-func lines(data []byte) (specs []fleet.EndpointSpec, errs []error) {
+// lines is a list of endpoints, one name=address a line; what has no = is wrong, and broken when it is one word.
+func lines(data []byte) (list List) {
 	for l := range strings.Lines(string(data)) {
 		l = strings.TrimSpace(l)
 		if name, addr, ok := strings.Cut(l, "="); ok {
-			specs = append(specs, fleet.EndpointSpec{ID: fleet.ID{Namespace: "default", Name: name}, Address: addr})
+			list.Endpoints = append(list.Endpoints, fleet.EndpointSpec{ID: fleet.ID{Namespace: "default", Name: name}, Address: addr})
 		} else if l != "" {
-			errs = append(errs, errors.New("wrong: "+l))
+			list.Errors = append(list.Errors, errors.New("wrong: "+l))
+			list.Broken = append(list.Broken, fleet.ID{Namespace: "default", Name: l})
 		}
 	}
-	return specs, errs
+	return list
+}
+
+// site is a store with what a file told it last.
+type site struct {
+	*fleet.Store
+	mu    sync.Mutex
+	last  []fleet.EndpointSpec
+	tells int
+	said  bytes.Buffer
+}
+
+func newSite() *site {
+	s := &site{Store: fleet.NewStore()}
+	s.SetPools([]fleet.PoolSpec{{ID: fleet.ID{Namespace: "default", Name: "p"}}})
+	return s
+}
+
+func (s *site) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.said.Write(p)
+}
+
+func (s *site) log() *slog.Logger { return slog.New(slog.NewTextHandler(s, nil)) }
+
+func (s *site) told() []fleet.EndpointSpec { return s.last }
+
+func (s *site) tell(list []fleet.EndpointSpec) {
+	s.last = list
+	s.tells++
+	s.SetEndpoints("f", list)
+}
+
+func (s *site) names() string {
+	var got []string
+	for _, e := range s.Load().Pools[0].Endpoints {
+		got = append(got, e.Name+"="+e.Address)
+	}
+	return strings.Join(got, " ")
 }
 
 func TestEndpoints(t *testing.T) {
 	_, path := folder(t)
-	var mu sync.Mutex
-	var said bytes.Buffer
-	log := slog.New(slog.NewTextHandler(writer(func(p []byte) (int, error) {
-		mu.Lock()
-		defer mu.Unlock()
-		return said.Write(p)
-	}), nil))
 	synctest.Test(t, func(t *testing.T) {
-		store := fleet.NewStore()
-		store.SetPools([]fleet.PoolSpec{{ID: fleet.ID{Namespace: "default", Name: "p"}}})
+		s := newSite()
 		w := newWatcher([]string{path}, false)
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
-		go func() { ended <- follow(ctx, w, store, path, lines, log) }()
+		go func() { ended <- follow(ctx, w, path, lines, s.told, s.tell, s.log()) }()
 		synctest.Wait()
 		var loads []*fleet.Load
 		for _, c := range []struct{ name, text, want, says string }{
 			{"no file yet", "-", "", "no such file"},
-			{"two", "a=1.1.1.1:1\nb=1.1.1.2:1\n", "a b", "endpoints=2"},
-			{"one is wrong", "a=1.1.1.1:1\nb\nc=1.1.1.3:1\n", "a c", "wrong: b"},
-			{"all are wrong", "what\nis this\n", "a c", "what it said before stays"},
-			{"the file is gone", "-", "a c", "no such file"},
-			{"as before", "a=1.1.1.1:1\nb\nc=1.1.1.3:1\n", "a c", ""},
+			{"two", "a=1.1.1.1:1\nb=1.1.1.2:1\n", "a=1.1.1.1:1 b=1.1.1.2:1", "endpoints=2"},
+			{"a new one is wrong", "a=1.1.1.1:1\nx\nb=1.1.1.2:1\nc=1.1.1.3:1\n", "a=1.1.1.1:1 b=1.1.1.2:1 c=1.1.1.3:1", "wrong: x"},
+			{"one has become wrong", "a=1.1.1.1:1\nb\nc=1.1.1.4:1\n", "a=1.1.1.1:1 b=1.1.1.2:1 c=1.1.1.4:1", "stays as it was"},
+			{"it still is", "a=1.1.1.1:1\nb\nc=1.1.1.3:1\n", "a=1.1.1.1:1 b=1.1.1.2:1 c=1.1.1.3:1", "endpoint=default/b"},
+			{"it is gone", "a=1.1.1.1:1\nc=1.1.1.3:1\n", "a=1.1.1.1:1 c=1.1.1.3:1", "endpoints=2"},
+			{"all are wrong", "what\nis this\n", "a=1.1.1.1:1 c=1.1.1.3:1", "what it said before stays"},
+			{"the file is gone", "-", "a=1.1.1.1:1 c=1.1.1.3:1", "no such file"},
+			{"as before", "a=1.1.1.1:1\nc=1.1.1.3:1\n", "a=1.1.1.1:1 c=1.1.1.3:1", ""},
 			{"an empty list", "", "", "endpoints=0"},
-			{"one again", "a=1.1.1.1:1\n", "a", "endpoints=1"},
+			{"one again", "a=1.1.1.1:1\n", "a=1.1.1.1:1", "endpoints=1"},
+			{"the same, written otherwise", "\n a=1.1.1.1:1", "a=1.1.1.1:1", ""},
 		} {
 			if c.text == "-" {
 				_ = os.Remove(path)
@@ -216,37 +252,167 @@ func TestEndpoints(t *testing.T) {
 			}
 			<-time.After(2 * poll)
 			synctest.Wait()
-			var got []string
-			for _, e := range store.Load().Pools[0].Endpoints {
-				got = append(got, e.Name)
+			for _, e := range s.Load().Pools[0].Endpoints {
 				if e.Name == "a" && !slices.Contains(loads, e.Load) {
 					loads = append(loads, e.Load)
 				}
 			}
-			if g := strings.Join(got, " "); g != c.want {
+			if g := s.names(); g != c.want {
 				t.Errorf("%s: got %q, want %q", c.name, g, c.want)
 			}
-			mu.Lock()
-			if !strings.Contains(said.String(), c.says) {
-				t.Errorf("%s: got log %q, want %q in it", c.name, said.String(), c.says)
+			s.mu.Lock()
+			if !strings.Contains(s.said.String(), c.says) || c.says == "" && s.said.Len() > 0 {
+				t.Errorf("%s: got log %q, want %q in it", c.name, s.said.String(), c.says)
 			}
-			said.Reset()
-			mu.Unlock()
+			s.said.Reset()
+			s.mu.Unlock()
 		}
 		if len(loads) != 2 {
 			t.Errorf("got %d incarnations of a, want 2: it was away once", len(loads))
 		}
+		if s.tells != 7 {
+			t.Errorf("told %d times, want 7: what says the same is not told", s.tells)
+		}
 		cancel()
 		do(t, <-ended)
-		if n := len(store.Load().Pools[0].Endpoints); n != 1 {
+		if n := len(s.Load().Pools[0].Endpoints); n != 1 {
 			t.Errorf("got %d endpoints after the end, want what was told to stay", n)
 		}
 	})
 }
 
-type writer func([]byte) (int, error)
+// Each way in which a file changes is followed, by notification and with a real file.
+func TestEndpointsAreFollowed(t *testing.T) {
+	for _, c := range changes {
+		t.Run(c.name, func(t *testing.T) {
+			dir, path := folder(t)
+			c.prepare(t, dir, path)
+			s := newSite()
+			parse := func(data []byte) List { // "old" and "new" are what the changes write
+				return lines([]byte("e=" + map[string]string{"old": "1.1.1.1:1", "new": "1.1.1.2:1"}[string(data)] + "\n"))
+			}
+			changed := s.Changed()
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan error, 1)
+			go func() { ended <- Endpoints(ctx, path, parse, s.told, s.tell, s.log()) }()
+			if c.name != "made" {
+				await(t, changed)
+			}
+			c.change(t, dir, path)
+			until(t, s, "e=1.1.1.2:1")
+			cancel()
+			do(t, <-ended)
+		})
+	}
+}
 
-func (w writer) Write(p []byte) (int, error) { return w(p) }
+// until waits for the endpoints to be these.
+func until(t *testing.T, s *site, want string) {
+	t.Helper()
+	for s.names() != want {
+		changed := s.Changed()
+		if s.names() != want {
+			await(t, changed)
+		}
+	}
+}
+
+func await(t *testing.T, c <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-c:
+	case <-time.After(20 * time.Second):
+		t.Fatal("nothing changed")
+	}
+}
+
+// A file that is truncated and then written piece by piece is read when it is quiet; what stands in between
+// does no harm, though it may be seen when the writer pauses.
+func TestHalfWrittenFile(t *testing.T) {
+	_, path := folder(t)
+	write(t, path, "a=1.1.1.1:1\nb=1.1.1.2:1\n")
+	s := newSite()
+	parse := func(data []byte) List {
+		if len(data) == 0 {
+			return List{Errors: []error{errors.New("empty")}}
+		}
+		return lines(data)
+	}
+	changed := s.Changed()
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- Endpoints(ctx, path, parse, s.told, s.tell, s.log()) }()
+	await(t, changed)
+	v := s.Load().Version
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0)
+	do(t, err)
+	for !s.has("empty") { // it is seen while there is nothing in it
+		select {
+		case <-time.After(time.Millisecond):
+		case <-t.Context().Done():
+			t.Fatal("the empty file was not seen")
+		}
+	}
+	if s.Load().Version != v {
+		t.Errorf("got %q from an empty file", s.names())
+	}
+	for _, piece := range []string{"a=1.1.1.1:1\nb", "=1.1.1", ".2:1\nc=1.1.", "1.3:1\n"} {
+		_, err = f.WriteString(piece)
+		do(t, err)
+	}
+	do(t, f.Close())
+	until(t, s, "a=1.1.1.1:1 b=1.1.1.2:1 c=1.1.1.3:1")
+	cancel()
+	do(t, <-ended)
+}
+
+func (s *site) has(what string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return strings.Contains(s.said.String(), what)
+}
+
+// What changes before the watch stands is not missed, nor is a file that only a later look names.
+func TestWatchLooksOnceItStands(t *testing.T) {
+	dir, path := folder(t)
+	write(t, path, "f.yaml")
+	ctx, cancel := context.WithCancel(t.Context())
+	seen := make(chan string, 100)
+	ended := make(chan error, 1)
+	go func() {
+		ended <- Watch(ctx, []string{path}, func() []string {
+			named, _ := os.ReadFile(path)
+			other := filepath.Join(dir, string(named))
+			text, _ := os.ReadFile(other)
+			seen <- string(named) + ": " + string(text)
+			return []string{path, other}
+		})
+	}()
+	next := func(want string) {
+		t.Helper()
+		limit := time.After(20 * time.Second)
+		for {
+			select {
+			case got := <-seen:
+				if got == want {
+					return
+				}
+			case <-limit:
+				t.Fatalf("%s was not seen", want)
+			}
+		}
+	}
+	next("f.yaml: f.yaml")
+	do(t, os.Mkdir(filepath.Join(dir, "sub"), 0o755))
+	write(t, filepath.Join(dir, "sub", "g.yaml"), "one")
+	write(t, path, "sub/g.yaml")
+	next("sub/g.yaml: one")
+	next("sub/g.yaml: one") // once more, now that it is watched
+	write(t, filepath.Join(dir, "sub", "g.yaml"), "two")
+	next("sub/g.yaml: two")
+	cancel()
+	do(t, <-ended)
+}
 
 func TestFileThatIsTooLarge(t *testing.T) {
 	_, path := folder(t)
@@ -254,10 +420,10 @@ func TestFileThatIsTooLarge(t *testing.T) {
 	do(t, err)
 	do(t, f.Truncate(maxFile+1))
 	do(t, f.Close())
-	if _, err := read(path); err == nil || !strings.Contains(err.Error(), "larger") {
+	if _, err := Read(path); err == nil || !strings.Contains(err.Error(), "larger") {
 		t.Errorf("got %v", err)
 	}
-	if _, err := read(filepath.Dir(path)); err == nil {
+	if _, err := Read(filepath.Dir(path)); err == nil {
 		t.Error("read a folder")
 	}
 }

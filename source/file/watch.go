@@ -29,12 +29,33 @@ const (
 	maxFile  = 8 << 20                // bytes of a file that count
 )
 
-// Watch calls changed, one call at a time, whenever the files say something else than before,
-// until ctx ends. A path may be a file or a folder, which counts with the files in it, and it
-// need not exist. Changes from before the call are not seen.
-func Watch(ctx context.Context, paths []string, changed func()) error {
+// Watch calls changed, one call at a time: once the paths are watched, so that nothing from before is
+// missed, and then whenever their files say something else, until ctx ends. A path may be a file or
+// a folder, which counts with the files in it, and it need not exist. changed returns the
+// paths to watch from then on; when these are others it is called once more.
+func Watch(ctx context.Context, paths []string, changed func() []string) error {
 	w := newWatcher(paths, true)
-	return w.run(ctx, changed)
+	look := func() {
+		for range 4 { // each call may find files that are named by those that it found before
+			if !w.turn(changed()) {
+				return
+			}
+		}
+	}
+	look()
+	return w.run(ctx, look)
+}
+
+// turn watches other paths. It reports whether there are any.
+func (w *watcher) turn(paths []string) bool {
+	paths = slices.Compact(slices.Sorted(slices.Values(paths)))
+	if slices.Equal(paths, w.paths) {
+		return false
+	}
+	w.paths = paths
+	w.listen()
+	w.looks, w.content = w.look(false), w.look(true)
+	return true
 }
 
 // watcher knows what the files said last.
@@ -47,7 +68,7 @@ type watcher struct {
 }
 
 func newWatcher(paths []string, notify bool) *watcher {
-	w := &watcher{paths: paths, watched: map[string]bool{}}
+	w := &watcher{paths: slices.Compact(slices.Sorted(slices.Values(paths))), watched: map[string]bool{}}
 	if notify {
 		w.notify, _ = fsnotify.NewWatcher() // polling is enough without it
 	}
