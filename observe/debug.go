@@ -4,6 +4,7 @@ package observe
 
 import (
 	"encoding/json"
+	"math"
 	"net/http"
 	"net/http/pprof"
 	"strconv"
@@ -99,6 +100,9 @@ type (
 		Tokens    int64                 `json:"inflight_tokens"`
 		Sent      int64                 `json:"sent"`
 		Unseen    int64                 `json:"unseen"`
+		TTFT      *float64              `json:"ttft_ms,omitempty"`              // recent, of our streamed answers
+		Rate      *float64              `json:"prefill_tokens_per_s,omitempty"` // learned from them
+		Samples   int64                 `json:"samples,omitempty"`
 		Health    HealthView            `json:"health"`
 		Slot      uint32                `json:"slot"`
 	}
@@ -159,7 +163,15 @@ func (o *Observer) endpoint(e *fleet.Endpoint, now time.Time) EndpointView {
 		Engine: e.Engine, WaitName: e.WaitingName, RunName: e.RunningName, KVName: e.KVName,
 		BlockSize: e.BlockSize, NumBlocks: e.NumBlocks, Adapters: e.Adapters, Queued: e.Queued, MaxLoRA: e.MaxAdapters,
 		Requests: e.Load.Requests(), Tokens: e.Load.Tokens(), Sent: e.Load.Sent(), Unseen: e.Unseen(now, o.stale),
-		Health: o.healthOf(e, now), Slot: e.Load.Slot,
+		Samples: e.Load.Samples(), Health: o.healthOf(e, now), Slot: e.Load.Slot,
+	}
+	if d, ok := e.Load.Latency(now); ok {
+		ms := float64(d.Microseconds()) / 1e3
+		v.TTFT = &ms
+	}
+	if r, ok := e.Load.Rate(); ok {
+		r = math.Round(r)
+		v.Rate = &r
 	}
 	for _, r := range e.Refused {
 		v.Refused = append(v.Refused, RefusedView{r.Metric, strconv.FormatFloat(r.Value, 'g', -1, 64)})
