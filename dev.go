@@ -7,11 +7,13 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strings"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/penstock-project/penstock/config"
 	"github.com/penstock-project/penstock/fleet"
+	"github.com/penstock-project/penstock/sched/policy"
 	"github.com/penstock-project/penstock/sim/load"
 	"github.com/penstock-project/penstock/sim/vllm"
 )
@@ -28,6 +30,7 @@ func dev(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	rate := fs.Float64("load", 0, "requests a second of a built-in conversation workload; 0 for none")
 	lasting := fs.Duration("for", 0, "end by itself after this time; 0 to run until interrupted")
 	file := fs.String("config", "", "EndpointPickerConfig to decide with instead of the default")
+	named := fs.String("policy", "", "decide as this policy does: "+strings.Join(policy.Names(), ", "))
 	fs.IntVarP(&s.verbosity, "v", "v", s.verbosity, "log level: 1 warnings, 2 info, 4 debug (each decision step by step)")
 	access := fs.Bool("access-log", false, "write a line for each request")
 	if err := parse(fs, args); err != nil {
@@ -40,6 +43,8 @@ func dev(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return misused("--engines %d: want 1 to 256", *engines)
 	case s.http == "":
 		return misused("--listen: want an address, such as localhost:8080")
+	case *named != "" && *file != "":
+		return misused("--policy and --config: want one of them")
 	case *rate < 0:
 		return misused("--load %g: must not be below 0", *rate)
 	}
@@ -49,7 +54,15 @@ func dev(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		ctx, stop = context.WithTimeout(ctx, *lasting)
 		defer stop()
 	}
-	cfg, err := eppConfig(*file, "", &config.Pool{Namespace: "default", Name: "dev", PickerRef: "dev"}, true)
+	text := ""
+	if *named != "" {
+		p, err := policy.ByName(*named)
+		if err != nil {
+			return misused("--policy: %v", err)
+		}
+		text = p.Config()
+	}
+	cfg, err := eppConfig(*file, text, &config.Pool{Namespace: "default", Name: "dev", PickerRef: "dev"}, true)
 	if err != nil {
 		return err
 	}

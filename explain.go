@@ -36,7 +36,7 @@ func explain(_ context.Context, args []string, stdout, _ io.Writer) error {
 		return err
 	}
 	if fs.NArg() == 0 {
-		for _, e := range plugin.Catalogue() {
+		for _, e := range slices.Concat(plugin.Catalogue(), plugin.Own()) {
 			fmt.Fprintf(stdout, "%-38s %-20s %s\n", e.Type, e.Roles[0], state(e))
 		}
 		return nil

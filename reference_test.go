@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/penstock-project/penstock/api"
@@ -25,7 +26,7 @@ func referencePlugins() (string, error) {
 	b.WriteString("# Plugins\n\n" + made + "A plugin that is not active yet is accepted in a configuration, with a warning that names it.\n")
 	byRole := map[plugin.Role][]plugin.Entry{}
 	var roles []plugin.Role
-	for _, e := range plugin.Catalogue() {
+	for _, e := range slices.Concat(plugin.Catalogue(), plugin.Own()) {
 		if byRole[e.Roles[0]] == nil {
 			roles = append(roles, e.Roles[0])
 		}

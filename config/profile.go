@@ -97,7 +97,7 @@ func (p *pickerDocument) profile(at string, s api.SchedulingProfile) Profile {
 	if pick == nil || !pick.Active {
 		pick = p.defaultChoice()
 	}
-	if scorers == 0 && len(s.Plugins) > 0 && pick.Type != "random-picker" {
+	if scorers == 0 && len(s.Plugins) > 0 && pick.Type != "random-picker" && pick.Type != "round-robin-picker" {
 		p.warn(at, "has no scorer: every endpoint scores 0, so %s draws at random", pick.Type)
 	}
 	if len(s.Plugins) == 0 {

@@ -39,6 +39,8 @@ const (
 	Beta       Stability = "beta"
 	Deprecated Stability = "deprecated"
 	Testing    Stability = "testing"
+	// Ours is of plugins that only Penstock has: as stable as its releases.
+	Ours Stability = "Penstock's own"
 )
 
 // Entry describes one plugin type.
@@ -64,11 +66,13 @@ func (e Entry) Tells(d Data) bool { return slices.Contains(e.Produces, d) }
 // Is reports whether the plugin can be used in that role.
 func (e Entry) Is(r Role) bool { return slices.Contains(e.Roles, r) }
 
-// Lookup finds a type in the catalogue.
+// Lookup finds a type in the catalogue or among our own.
 func Lookup(typ string) (Entry, bool) {
-	for _, e := range catalogue {
-		if e.Type == typ {
-			return e, true
+	for _, list := range [][]Entry{catalogue, own} {
+		for _, e := range list {
+			if e.Type == typ {
+				return e, true
+			}
 		}
 	}
 	return Entry{}, false
@@ -78,10 +82,13 @@ func Lookup(typ string) (Entry, bool) {
 // own documents. The slice is the caller's.
 func Catalogue() []Entry { return slices.Clone(catalogue) }
 
-// Types lists the names of the catalogue, sorted.
+// Own lists the plugin types that the field does not have. The slice is the caller's.
+func Own() []Entry { return slices.Clone(own) }
+
+// Types lists the names of the catalogue and of our own, sorted.
 func Types() []string {
-	types := make([]string, 0, len(catalogue))
-	for _, e := range catalogue {
+	types := make([]string, 0, len(catalogue)+len(own))
+	for _, e := range slices.Concat(catalogue, own) {
 		types = append(types, e.Type)
 	}
 	slices.Sort(types)

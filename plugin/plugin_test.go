@@ -66,7 +66,7 @@ func TestNearest(t *testing.T) {
 
 func TestCatalogue(t *testing.T) {
 	seen := map[string]bool{}
-	for _, e := range Catalogue() {
+	for _, e := range slices.Concat(Catalogue(), Own()) {
 		if seen[e.Type] {
 			t.Errorf("%s is there twice", e.Type)
 		}
@@ -111,7 +111,7 @@ func TestData(t *testing.T) {
 			}
 		}
 	}
-	for _, e := range Catalogue() {
+	for _, e := range slices.Concat(Catalogue(), Own()) {
 		after(e.Type, []string{e.Type})
 	}
 }

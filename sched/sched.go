@@ -75,6 +75,9 @@ type (
 	Namer interface {
 		SetName(name string)
 	}
+	// A Counter is a scorer whose scores count by themselves what was sent and no signal shows yet: for its weight
+	// nothing is taken off by [Reserve].
+	Counter interface{ Counts() }
 	// A Redirector sends requests to another address of the chosen endpoint than its own.
 	Redirector interface {
 		Address(e *fleet.Endpoint) string
@@ -109,7 +112,7 @@ type Profile struct {
 const Ranked = 16
 
 // Reserve is what each request that was sent to an endpoint and cannot show in its signals
-// yet takes off that endpoint's total, as a share of the sum of weights. It is small against
+// yet takes off that endpoint's total, as a share of the sum of weights, those of a [Counter] left out. It is small against
 // any real difference and decides between equals, so that a burst between two scrapes does
 // not pile onto one endpoint.
 const Reserve = 0.01
@@ -134,7 +137,10 @@ func (p *Profile) Decide(c *Cycle) bool {
 		c.Scores = append(c.Scores, nil)
 	}
 	c.Scores = c.Scores[:len(p.Scorers)]
-	var sum float64
+	sum := 0.0
+	if len(p.Scorers) == 0 {
+		sum = 1
+	}
 	for k := range p.Scorers {
 		s := &p.Scorers[k]
 		score := sized(c.Scores[k], n)
@@ -148,10 +154,9 @@ func (p *Profile) Decide(c *Cycle) bool {
 			score[i] = v
 			c.Total[i] += v * s.Weight
 		}
-		sum += math.Abs(s.Weight)
-	}
-	if sum == 0 {
-		sum = 1
+		if _, counts := s.Plugin.(Counter); !counts {
+			sum += math.Abs(s.Weight)
+		}
 	}
 	c.Unseen = sized(c.Unseen, n)
 	for i, e := range c.Candidates {

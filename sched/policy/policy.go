@@ -14,18 +14,18 @@ var Filters = plugin.Set[sched.Filter]{
 }
 
 // Scorers are the scorers by type name.
-var Scorers = plugin.Join(loadScorers, plugin.Set[sched.Scorer]{
+var Scorers = plugin.Join(loadScorers, ownScorers, plugin.Set[sched.Scorer]{
 	"queue-scorer":                func() sched.Scorer { return &QueueScorer{} },
 	"kv-cache-utilization-scorer": func() sched.Scorer { return &KVCacheUtilizationScorer{} },
 	"prefix-cache-scorer":         func() sched.Scorer { return &PrefixCacheScorer{MatchLengthScaleTokens: 8192} },
 })
 
 // Pickers are the pickers by type name.
-var Pickers = plugin.Set[sched.Picker]{
+var Pickers = plugin.Join(ownPickers, plugin.Set[sched.Picker]{
 	"max-score-picker":       func() sched.Picker { return &MaxScorePicker{} },
 	"random-picker":          func() sched.Picker { return &RandomPicker{} },
 	"weighted-random-picker": func() sched.Picker { return &WeightedRandomPicker{} },
-}
+})
 
 // Producers are the producers by type name.
 var Producers = plugin.Join(loadProducers)

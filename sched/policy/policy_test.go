@@ -30,6 +30,7 @@ import (
 //	label=key:value             may be repeated
 //	attr=name@producer:value    a scalar attribute
 //	block= blocks=              its engine's KV blocks: tokens in each, how many
+//	rate= ttft=                 what was learned of it: tokens a second, seconds to first output
 //
 // A `request` sets what is asked: model= tokens= max= priority= id=, header=name:value, fact=name@producer:value,
 // peer=endpoint, prompt=text*times, media=name+name. `match total=` gives each endpoint's cached blocks of a prompt of so many blocks (block=, by default
@@ -134,6 +135,10 @@ func (s *scenario) fleet(t *testing.T, input string) {
 				e.NumBlocks = int(number(t, v))
 			case "attr":
 				e.Attributes = append(e.Attributes, fleet.Attribute{Name: name, Producer: producer, Signal: fleet.Signal{Value: number(t, value), At: s.now}})
+			case "rate":
+				learnRate(e.Load, s.now, number(t, v))
+			case "ttft":
+				learnLatency(e.Load, s.now, number(t, v))
 			default:
 				t.Fatalf("unknown field %q", k)
 			}
