@@ -368,3 +368,35 @@ func TestIPv6AndNames(t *testing.T) {
 		})
 	}
 }
+
+// What files say of endpoints beside their addresses gets to whoever asks for it.
+func TestWhatIsSaidOfEndpoints(t *testing.T) {
+	dir := t.TempDir()
+	clusters := put(t, t.TempDir(), "clusters.yaml", "endpoints:\n"+
+		"- {name: east, address: localhost, port: 443, labels: {app: p, metricsPort: \"9090\"}}\n"+
+		"- {name: west, address: 10.0.0.2, port: 443, labels: {app: p, metricsAddress: metrics.west.example}}\n")
+	put(t, dir, "all.yaml", poolText("p", 8000)+"---\napiVersion: v1\nkind: Pod\nmetadata: {name: one, labels: {app: p}}\nstatus: {podIP: \"FD00::1\", hostIP: 10.1.0.1}\n"+
+		"---\napiVersion: penstock.dev/v1alpha1\nkind: Penstock\nspec: {allowExperimentalPlugins: true}\n"+
+		"---\napiVersion: llm-d.ai/v1\nkind: EndpointPickerConfig\nmetadata: {name: p-epp}\nplugins:\n- {type: multicluster-file-discovery, parameters: {path: "+clusters+"}}\n"+
+		"- {type: endpoint-notification-source}\ndataLayer: {sources: [{pluginRef: endpoint-notification-source}], discovery: {endpoints: {pluginRef: multicluster-file-discovery}}}\n")
+	cfg, problems := config.Load([]string{dir}, options(""))
+	if len(problems) > 0 {
+		t.Fatal(config.Problems(problems))
+	}
+	p, err := newProcess(cfg, defaults(), &lockedBuffer{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, e := range p.store.Load().Pools[0].Endpoints {
+		got = append(got, fmt.Sprintf("%s %s scrape=%s host=%s pod=%s node=%s", e.Name, e.Address, e.Scrape, e.Host, e.Pod, e.NodeAddress))
+	}
+	want := []string{
+		"east 127.0.0.1:443 scrape=127.0.0.1:9090 host=localhost pod= node=",
+		"one-rank-0 [fd00::1]:8000 scrape=[fd00::1]:8000 host= pod=one node=10.1.0.1",
+		"west 10.0.0.2:443 scrape=metrics.west.example:443 host= pod= node=",
+	}
+	if g, w := strings.Join(got, "\n"), strings.Join(want, "\n"); g != w {
+		t.Errorf("got\n%s\nwant\n%s", g, w)
+	}
+}

@@ -141,8 +141,11 @@ func testIncarnations(t *testing.T) {
 func TestFlap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := one()
+		var mu sync.Mutex
 		var ended []uint32
 		s.OnGone(func(gone []*Load) {
+			mu.Lock()
+			defer mu.Unlock()
 			for _, l := range gone {
 				ended = append(ended, l.Slot)
 			}
@@ -165,9 +168,11 @@ func TestFlap(t *testing.T) {
 		if again[0].Load != a.Load || again[0].Load.Requests() != 1 || again[0].Waiting.Value != 3 {
 			t.Errorf("a is another: %d requests, %v waiting", again[0].Load.Requests(), again[0].Waiting.Value)
 		}
+		mu.Lock()
 		if again[1].Load == b.Load || !b.Load.Ended() || !slices.Equal(ended, []uint32{b.Load.Slot}) {
 			t.Errorf("b has another address and is the same; ended are %v", ended)
 		}
+		mu.Unlock()
 		hold.Release()
 		if n := again[0].Load.Requests(); n != 0 {
 			t.Errorf("got %d requests in flight after the last", n)
@@ -180,6 +185,8 @@ func TestFlap(t *testing.T) {
 		}
 		time.Sleep(200 * time.Millisecond)
 		synctest.Wait()
+		s.mu.Lock()
+		defer s.mu.Unlock()
 		if !a.Load.Ended() || len(s.away) != 0 {
 			t.Error("a did not end")
 		}
@@ -260,8 +267,18 @@ func testOnGone(t *testing.T) {
 	for _, e := range s.Load().Pools[0].Endpoints {
 		slots[e.Load.Slot] = e.Name
 	}
+	var mu sync.Mutex
 	var told []string
+	take := func() []string {
+		mu.Lock()
+		defer mu.Unlock()
+		was := told
+		told = nil
+		return was
+	}
 	s.OnGone(func(gone []*Load) {
+		mu.Lock()
+		defer mu.Unlock()
 		for _, l := range gone {
 			told = append(told, slots[l.Slot])
 			for _, e := range s.Load().Pools[0].Endpoints {
@@ -275,18 +292,17 @@ func testOnGone(t *testing.T) {
 		}
 	})
 	s.SetEndpoints("test", specs("b=1:2", "d=1:4", "a=7:7"))
-	if !slices.Equal(told, []string{"a"}) {
-		t.Errorf("got %v, want a, which moved", told)
+	if got := take(); !slices.Equal(got, []string{"a"}) {
+		t.Errorf("got %v, want a, which moved", got)
 	}
 	time.Sleep(Grace)
 	synctest.Wait()
-	if !slices.Equal(told, []string{"a", "c"}) {
-		t.Errorf("got %v, want a, then c, which did not come back", told)
+	if got := take(); !slices.Equal(got, []string{"c"}) {
+		t.Errorf("got %v, want c, which did not come back", got)
 	}
-	told = nil
 	s.SetPools([]PoolSpec{{ID: id("p"), Picker: "x"}})
-	if told != nil {
-		t.Errorf("got %v when only the pool changed", told)
+	if got := take(); got != nil {
+		t.Errorf("got %v when only the pool changed", got)
 	}
 }
 
