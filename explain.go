@@ -3,6 +3,7 @@
 package penstock
 
 import (
+	"cmp"
 	"context"
 	"embed"
 	"encoding"
@@ -12,6 +13,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io"
+	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -30,10 +32,26 @@ type field struct {
 	Name, Type, Default, Doc string
 }
 
-func explain(_ context.Context, args []string, stdout, _ io.Writer) error {
-	fs := flags("explain", "[PLUGIN]", "Tells what a plugin does and its parameters; without a name, lists all plugins.", stdout)
+func explain(ctx context.Context, args []string, stdout, _ io.Writer) error {
+	fs := flags("explain", "[PLUGIN] | --request ID", "Tells what a plugin does and its parameters; without a name, lists all plugins.\nWith --request, tells why a request went where it went, waited, or was turned away.", stdout)
+	var q inquiry
+	fs.StringVar(&q.id, "request", "", "tell of the request with this x-request-id; last, slow and failed are the newest ones")
+	fs.StringVar(&q.server, "server", "localhost:9090", "metrics address of the gateway; $PENSTOCK_SERVER goes before the default")
+	fs.BoolVar(&q.json, "json", false, "print the request's record as JSON")
+	fs.BoolVar(&q.all, "all", false, "list each of the request's candidates")
 	if err := parse(fs, args); err != nil {
 		return err
+	}
+	if !fs.Changed("server") {
+		q.server = cmp.Or(os.Getenv(serverVariable), q.server)
+	}
+	switch {
+	case q.id != "" && fs.NArg() > 0:
+		return misused("want a plugin or a request, not both")
+	case q.id != "":
+		return explainRequest(ctx, q, stdout)
+	case fs.Changed("request"):
+		return misused("--request: want an id, or last, slow or failed")
 	}
 	if fs.NArg() == 0 {
 		for _, e := range slices.Concat(plugin.Catalogue(), plugin.Own()) {
