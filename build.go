@@ -50,6 +50,7 @@ type site struct {
 
 	mu     sync.Mutex
 	unread map[string]bool // endpoint files that were never read
+	cfg    *config.Config  // in force
 }
 
 // ready says which endpoints are not known yet, or nil.
@@ -95,7 +96,7 @@ func (s *site) apply(ctx context.Context, cfg *config.Config) error {
 		}
 	}
 	s.mu.Lock()
-	s.unread = d.unread
+	s.unread, s.cfg = d.unread, cfg
 	s.mu.Unlock()
 	s.sources, s.lanes = d.files, next
 	s.plans.Set(plans)

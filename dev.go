@@ -121,6 +121,7 @@ func (p *process) greet(w io.Writer, l *listeners, endpoints []fleet.EndpointSpe
 	if l.metrics != nil {
 		m := localURL(l.metrics.Addr().String())
 		fmt.Fprintf(w, "metrics   http://%s/metrics   fleet  http://%s/debug/fleet\n", m, m)
+		fmt.Fprintf(w, "why       penstock explain --request last --server %s\n", m)
 	}
 	fmt.Fprintf(w, "engines   %d simulated, model %s, on %s to %s\n", len(endpoints), model, endpoints[0].Address, endpoints[len(endpoints)-1].Address)
 	fmt.Fprintf(w, `

@@ -306,8 +306,12 @@ func answerThrough(stream extprocv3.ExternalProcessor_ProcessClient, w http.Resp
 	for k, vs := range answer.Header {
 		w.Header()[k] = vs
 	}
-	for _, k := range m.GetResponseHeaders().GetResponse().GetHeaderMutation().GetRemoveHeaders() {
+	change := m.GetResponseHeaders().GetResponse().GetHeaderMutation()
+	for _, k := range change.GetRemoveHeaders() {
 		w.Header().Del(k)
+	}
+	for _, h := range change.GetSetHeaders() {
+		w.Header().Set(h.Header.Key, string(h.Header.RawValue))
 	}
 	w.WriteHeader(answer.StatusCode)
 	buf := make([]byte, 1000)

@@ -119,7 +119,7 @@ func (p *process) run(ctx context.Context, cfg *config.Config) error {
 	p.follow(restCtx, rest, cfg)
 	if l.metrics != nil {
 		rest.Go(func() error {
-			return serveHTTP(restCtx, l.metrics, p.obs.Mux(observe.MuxOptions{Ready: p.notReady, Pprof: p.pprof}))
+			return serveHTTP(restCtx, l.metrics, p.obs.Mux(observe.MuxOptions{Ready: p.notReady, Config: p.inForce, Pprof: p.pprof}))
 		})
 	}
 	if l.health != nil {

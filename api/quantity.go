@@ -86,3 +86,6 @@ func (d *Duration) UnmarshalText(text []byte) error {
 
 // String renders the duration as Go does.
 func (d Duration) String() string { return time.Duration(d).String() }
+
+// MarshalText implements [encoding.TextMarshaler], so that it is shown as it is written.
+func (d Duration) MarshalText() ([]byte, error) { return []byte(d.String()), nil }

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/http/httptest"
 	"net/netip"
 	"slices"
 	"strings"
@@ -498,13 +499,51 @@ func TestTraceTellsEachStep(t *testing.T) {
 	x, _, _ := r.place(t, nil, chat("a secret prompt"))
 	x.End(observe.Complete)
 	log := r.log.String()
-	for _, step := range []string{"LLM request assembled", "Completed running filter plugins", "Calculated score", "Candidates for picking", "SELECTED"} {
+	for _, step := range []string{"LLM request assembled", "Before running filter plugins", "Completed running filter plugins", "Calculated score", "Candidates for picking", "SELECTED"} {
 		if !strings.Contains(log, step) {
 			t.Errorf("the trace lacks %q", step)
 		}
 	}
 	if strings.Contains(log+r.access.String(), "secret") {
 		t.Error("the prompt is in the log")
+	}
+	if strings.Contains(log, `"inFlight":1`) {
+		t.Error("the request counts itself as in flight")
+	}
+	r.log.Reset()
+	e := r.endpoints()[1]
+	r.Store.TellModels(e.ID, e.Load, []string{"other"})
+	r.endpoints()[0].Load.Fail(time.Now(), r.Health(), true, "connection refused")
+	x, _, _ = r.place(t, nil, chat("x"))
+	x.End(observe.Complete)
+	if !strings.Contains(r.log.String(), `"msg":"Dropped endpoints","id":"`+x.ID()+`","plugin":"model","why":"it does not serve the model, and others do","endpoints":["e1"]`) {
+		t.Errorf("got %s", r.log.String())
+	}
+}
+
+// TestDecisionIsRemembered wants what the decision saw, before it changed what it saw.
+func TestDecisionIsRemembered(t *testing.T) {
+	r := newRig(t, 3, slog.LevelInfo)
+	first, _, _ := r.place(t, nil, chat("x"))
+	defer first.End(observe.Complete)
+	second, p, _ := r.place(t, headers{"x-request-id": "why"}, chat("x"))
+	r.endpoints()[2].Load.Fail(time.Now(), r.Health(), true, "too late to matter")
+	second.End(observe.Broken)
+	w := httptest.NewRecorder()
+	r.Observer.Mux(observe.MuxOptions{}).ServeHTTP(w, httptest.NewRequest("GET", "/debug/decisions/why", nil))
+	var got observe.Record
+	if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil {
+		t.Fatal(err, w.Body.String())
+	}
+	flying := 0
+	for _, c := range got.Candidates {
+		flying += c.InFlight
+		if len(c.Scores) != 3 || c.Health != nil {
+			t.Errorf("got %+v", c)
+		}
+	}
+	if flying != 1 || got.Pick != p.Endpoint.ID.String() || got.Profile != "default" || len(got.Candidates) != 3 {
+		t.Errorf("%d in flight, want the first one alone: %+v", flying, got)
 	}
 }
 

@@ -62,13 +62,14 @@ type Observer struct {
 
 	mu     sync.Mutex
 	causes map[*fleet.Load]string // why the metrics page of an incarnation was last not read
+	timed  map[[3]string]bool     // plugins that have a series
 }
 
 // New returns an observer with a registry of its own.
 func New(opt Options) *Observer {
 	o := &Observer{
 		store: opt.Store, log: opt.Log, stale: opt.Stale,
-		registry: prometheus.NewRegistry(), causes: map[*fleet.Load]string{}, ends: map[End]prometheus.Counter{},
+		registry: prometheus.NewRegistry(), causes: map[*fleet.Load]string{}, timed: map[[3]string]bool{}, ends: map[End]prometheus.Counter{},
 	}
 	if o.store == nil {
 		o.store = fleet.NewStore()
@@ -209,8 +210,20 @@ func (o *Observer) Done(out *Outcome) {
 	o.decisions.keep(out)
 }
 
+// maxPlugins bounds the series of plugin_duration_seconds over all reloads; later names are Other.
+const maxPlugins = 1000
+
 // Plugin returns where the durations of one plugin at one extension point are told.
 func (o *Observer) Plugin(point, kind, name string) func(time.Duration) {
+	o.mu.Lock()
+	if key := [3]string{point, kind, name}; !o.timed[key] {
+		if len(o.timed) < maxPlugins {
+			o.timed[key] = true
+		} else {
+			name = Other
+		}
+	}
+	o.mu.Unlock()
 	h := o.plugins.WithLabelValues(point, kind, name)
 	return func(d time.Duration) { h.Observe(d.Seconds()) }
 }

@@ -463,6 +463,16 @@ func TestPlugin(t *testing.T) {
 	}
 }
 
+func TestPluginsAreBounded(t *testing.T) {
+	o := New(Options{})
+	for i := range maxPlugins + 100 {
+		o.Plugin("Scorer", "queue-scorer", fmt.Sprint(i))(time.Millisecond)
+	}
+	if got := len(page(t, o)["llm_d_epp_plugin_duration_seconds"].Metric); got != maxPlugins+1 {
+		t.Errorf("got %d series, want %d", got, maxPlugins+1)
+	}
+}
+
 func TestMux(t *testing.T) {
 	s, e := storeOf(2)
 	tell(s, e[0], time.Now(), 4, 10, 0.5)
