@@ -8,6 +8,7 @@ import (
 	"embed"
 	"encoding"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -91,9 +92,14 @@ func state(e plugin.Entry) string {
 // describe reads a plugin's documentation from the comments at its type. What has no type of its own
 // is described by its line in the catalogue.
 func describe(e plugin.Entry) (string, []field, error) {
-	v, err := construct(e.Type, func(any) error { return nil })
-	if v == nil || err != nil {
-		return e.Doc + "\n", nil, nil //nolint:nilerr // a required parameter is missing, which is no matter here
+	var v any // with its defaults; whether some parameter is required is no matter here
+	enough := errors.New("not validated")
+	_, err := construct(e.Type, func(into any) error { v = into; return enough })
+	if v == nil {
+		return e.Doc + "\n", nil, nil
+	}
+	if errors.Is(err, enough) {
+		err = nil
 	}
 	t := reflect.TypeOf(v).Elem()
 	var doc string
@@ -106,17 +112,29 @@ func describe(e plugin.Entry) (string, []field, error) {
 	if err != nil {
 		return "", nil, err
 	}
-	defaults := map[string]json.RawMessage{}
-	if b, err := json.Marshal(v); err == nil {
-		_ = json.Unmarshal(b, &defaults) // of our own text
-	}
+	defaults, _ := json.Marshal(v)
 	for i := range fields {
-		fields[i].Default = string(defaults[fields[i].Name])
-		if fields[i].Default == "null" {
-			fields[i].Default = "none"
+		if fields[i].Type == "object" { // its fields have theirs
+			continue
 		}
+		fields[i].Default = defaultOf(defaults, fields[i].Name)
 	}
 	return strings.Replace(doc, t.Name(), "The "+e.Type, 1), fields, nil
+}
+
+// defaultOf finds what stands at a path, such as a.b; nothing of what is in lists.
+func defaultOf(text json.RawMessage, path string) string {
+	name, rest, deeper := strings.Cut(path, ".")
+	var object map[string]json.RawMessage
+	_ = json.Unmarshal(text, &object) // of our own text
+	switch v := string(object[name]); {
+	case deeper:
+		return defaultOf(object[name], rest)
+	case v == "null" || v == "[]":
+		return "none"
+	default:
+		return v
+	}
 }
 
 // documentation finds the comment of a type in a folder of [sources], and those of its fields.
@@ -182,9 +200,13 @@ func fieldsOf(types map[string]*ast.GenDecl, t reflect.Type) []field {
 				doc = name + rest
 			}
 			out = append(out, field{Name: name, Type: typeName(sf.Type), Doc: doc})
-			if sf.Type.Kind() == reflect.Slice && sf.Type.Elem().Kind() == reflect.Struct {
-				for _, inner := range fieldsOf(types, sf.Type.Elem()) {
-					inner.Name = name + "[]." + inner.Name
+			inside, at := sf.Type, name+"."
+			if inside.Kind() == reflect.Slice {
+				inside, at = inside.Elem(), name+"[]."
+			}
+			if inside.Kind() == reflect.Struct && typeName(inside) != "text" {
+				for _, inner := range fieldsOf(types, inside) {
+					inner.Name = at + inner.Name
 					out = append(out, inner)
 				}
 			}
@@ -220,5 +242,5 @@ func typeName(t reflect.Type) string {
 	case reflect.Pointer:
 		return typeName(t.Elem())
 	}
-	return strings.ToLower(t.Name())
+	return "object"
 }

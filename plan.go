@@ -5,6 +5,7 @@ package penstock
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -67,6 +68,42 @@ func (b *planner) plan(p *config.Picker, plan *sched.Plan) error {
 			return err
 		}
 		plan.Handler = v.(sched.Handler)
+	}
+	for _, d := range p.Plugins {
+		if !has(policy.Reporters, d.Type) {
+			continue
+		}
+		v, err := b.value(d)
+		if err != nil {
+			return err
+		}
+		plan.Reporters = append(plan.Reporters, sched.Named[sched.Answerer]{Name: d.Name, Plugin: v.(sched.Answerer)})
+	}
+	return b.places(p)
+}
+
+// places tells those who ask how near endpoints are which labels say where they stand.
+func (b *planner) places(p *config.Picker) error {
+	for _, d := range p.Plugins {
+		reader, ok := b.built[d.Name].(interface {
+			Topology() string
+			SetTopology(*policy.TopologyExtractor)
+		})
+		if !ok {
+			continue
+		}
+		by := slices.IndexFunc(p.Plugins, func(o *config.Plugin) bool {
+			name := reader.Topology()
+			return has(policy.Topologies, o.Type) && (name == "" || o.Name == name)
+		})
+		if by < 0 {
+			continue
+		}
+		v, err := b.value(p.Plugins[by])
+		if err != nil {
+			return err
+		}
+		reader.SetTopology(v.(*policy.TopologyExtractor))
 	}
 	return nil
 }
@@ -158,6 +195,7 @@ func named[T any](b *planner, point string, d *config.Plugin, v any) sched.Named
 func active(typ string) bool {
 	return has(policy.Filters, typ) || has(policy.Scorers, typ) || has(policy.Pickers, typ) || has(policy.Producers, typ) ||
 		has(policy.Screeners, typ) || has(policy.Admitters, typ) || has(policy.Handlers, typ) ||
+		has(policy.Reporters, typ) || has(policy.Topologies, typ) ||
 		has(scrape.Sources, typ) || has(scrape.Extractors, typ)
 }
 
@@ -180,6 +218,10 @@ func construct(typ string, decode func(any) error) (any, error) {
 		return policy.Admitters.New(typ, decode)
 	case has(policy.Handlers, typ):
 		return policy.Handlers.New(typ, decode)
+	case has(policy.Reporters, typ):
+		return policy.Reporters.New(typ, decode)
+	case has(policy.Topologies, typ):
+		return policy.Topologies.New(typ, decode)
 	case has(scrape.Sources, typ):
 		return scrape.Sources.New(typ, decode)
 	case has(scrape.Extractors, typ):

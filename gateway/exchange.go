@@ -53,6 +53,7 @@ type Exchange struct {
 	cycle   *sched.Cycle // of the decision, kept until an endpoint answers
 	told    int          // how many endpoints the data plane is told: the pick and its fallbacks
 	running observe.Running
+	placed  *Placement
 	order   []*fleet.Endpoint // the pick and its fallbacks, best first
 	at      int               // the current one
 	hold    fleet.Hold
@@ -187,12 +188,12 @@ func (x *Exchange) Place(ctx context.Context) (*Placement, *Refusal) {
 	if pool != nil {
 		x.out.Pool = pool.ID.String()
 	}
+	if pool != nil {
+		x.lane = x.g.Lanes()[pool.ID]
+	}
 	x.label(pool, facts.Model, model)
 	if refused != nil {
 		return nil, refused
-	}
-	if pool != nil {
-		x.lane = x.g.Lanes()[pool.ID]
 	}
 	if x.lane == nil {
 		return nil, noEndpoints()
@@ -270,14 +271,21 @@ func (x *Exchange) decode() *Refusal {
 func (x *Exchange) label(pool *fleet.Pool, model, target string) {
 	x.out.Labels = observe.Labels{Model: model, Target: target, Tenant: "default-flow"}
 	if x.trusted {
-		if v := either(x.head.Headers, tenantHeader); v != "" {
-			x.out.Tenant = v
-		}
+		x.out.Tenant = cmp.Or(either(x.head.Headers, tenantHeader), x.identity(), x.out.Tenant)
 		if v := either(x.head.Headers, objectiveHeader); v != "" && pool != nil {
 			x.out.Priority = pool.Objectives[v]
 		}
 	}
 	x.running = x.g.Observer.Running(x.out.Labels)
+}
+
+// identity is on whose behalf the request is by what plugins find, where no fairness id is named. Only callers who may
+// name one are asked: others could have as many flows as they like.
+func (x *Exchange) identity() string {
+	if x.lane == nil {
+		return ""
+	}
+	return x.lane.Plan.Identity(heeded{x})
 }
 
 // candidates are the pool's endpoints that serve the model, that the data plane allows, and that did not
@@ -392,6 +400,7 @@ func (x *Exchange) sent() *request.Body {
 
 func (x *Exchange) placement(pool *fleet.Pool, c *sched.Cycle) *Placement {
 	p := &Placement{Pool: pool, Endpoint: x.order[0], Destination: x.order[0].Address}
+	x.placed = p
 	if n := min(x.told, len(x.order)); n > 1 {
 		var b strings.Builder
 		for i, e := range x.order[:n] {
@@ -411,15 +420,10 @@ func (x *Exchange) placement(pool *fleet.Pool, c *sched.Cycle) *Placement {
 			p.Scores[i] = Score{x.lane.target(e).Address, c.Total[i]}
 		}
 	}
-	for _, h := range c.Set {
-		p.Set = append(p.Set, Header(h))
-	}
+	x.sets(c)
 	if x.decoded != nil {
 		p.Body = x.decoded
 		p.Remove = append(p.Remove, "content-encoding")
-	}
-	if x.madeID {
-		p.Set = append(p.Set, Header{"x-request-id", x.out.ID})
 	}
 	x.head.Headers.Names(func(name string) bool {
 		switch {
@@ -433,6 +437,18 @@ func (x *Exchange) placement(pool *fleet.Pool, c *sched.Cycle) *Placement {
 		return true
 	})
 	return p
+}
+
+// sets lists the headers that the request gets on its way to the current endpoint.
+func (x *Exchange) sets(c *sched.Cycle) {
+	p := x.placed
+	p.Set = p.Set[:0]
+	for _, h := range c.Set {
+		p.Set = append(p.Set, Header(h))
+	}
+	if x.madeID {
+		p.Set = append(p.Set, Header{"x-request-id", x.out.ID})
+	}
 }
 
 // Drops reports whether a header or trailer of that lower-case name must not travel on: only we may
@@ -493,8 +509,10 @@ func (x *Exchange) move(e *fleet.Endpoint) {
 	x.hold.Release()
 	now := time.Now()
 	work, output := int64(x.out.EstimatedTokens), int64(0)
+	chosen := e // as plugins know it, at its own address
 	if c := x.cycle; c != nil {
 		if i := slices.IndexFunc(c.Candidates, func(o *fleet.Endpoint) bool { return o.Load == e.Load }); i >= 0 {
+			chosen = c.Candidates[i]
 			work, output = c.Work(i)
 		}
 	}
@@ -502,7 +520,8 @@ func (x *Exchange) move(e *fleet.Endpoint) {
 	e.Load.Probe(now)
 	x.name(e)
 	if x.cycle != nil {
-		x.lane.Plan.Placed(x.cycle, e)
+		x.lane.Plan.Placed(x.cycle, chosen)
+		x.sets(x.cycle)
 	}
 }
 
@@ -549,7 +568,10 @@ func (x *Exchange) answered(status int) (added []Header) {
 		}
 	}
 	if x.cycle != nil && x.lane.Plan.Answers() {
-		x.lane.Plan.Answered(x.cycle, e, func(name, value string) { added = append(added, Header{Name: name, Value: value}) })
+		x.lane.Plan.Answered(x.cycle, e, func(name, value string) {
+			added = slices.DeleteFunc(added, func(h Header) bool { return h.Name == name }) // two may say the same
+			added = append(added, Header{Name: name, Value: value})
+		})
 	}
 	if x.trusted && x.head.Headers.Get(decisionHeader) != "" {
 		if line := x.brief(); line != "" {

@@ -54,7 +54,8 @@ type Placement struct {
 	Destination string
 	// Scores are the totals by address, where the lane says to tell them.
 	Scores []Score
-	// Set and Remove edit the request's headers; names are lower case. Remove comes first.
+	// Set and Remove edit the request's headers; names are lower case. Remove comes first. What
+	// is Set may change when the request moves on to another endpoint.
 	// The destination header is the door's own business.
 	Set    []Header
 	Remove []string

@@ -120,7 +120,7 @@ var scheduling = []Entry{
 	entry("utilization-filter", Alpha, "Drops endpoints where a load signal is above its limit.", Filter).reads(inflight.when("conditions.metric", "active-requests")),
 	entry("context-length-aware", Beta, "Fits the request's length to the range of lengths an endpoint is labelled for.", Scorer, Filter).reads(tokens),
 	entry("multicluster-session-affinity-filter", Alpha, "Is session-affinity-filter among clusters.", Filter).reads(session, agent),
-	entry("header-based-testing-filter", Testing, "Keeps the endpoints that the header test-epp-endpoint-selection lists, in its order.", Filter),
+	entry("header-based-testing-filter", Testing, "Keeps the endpoints that the header test-epp-endpoint-selection lists, in its order.", Filter, Scorer),
 
 	entry("queue-scorer", Beta, "Prefers endpoints with fewer waiting requests, relative to the other candidates.", Scorer).reads(required(WaitingQueue)),
 	entry("running-requests-size-scorer", Beta, "Prefers endpoints with fewer running requests, relative to the other candidates.", Scorer).reads(required(RunningRequests)),
@@ -176,7 +176,7 @@ var control = []Entry{
 	entry("latency-slo-admitter", Beta, "Refuses sheddable requests that no endpoint is predicted to serve in time.", Admitter).reads(latency),
 	entry("probabilistic-admitter", Beta, "Refuses sheddable requests with odds that rise with saturation.", Admitter),
 	entry("disaggregatedset-rollout-screener", Alpha, "Keeps all legs of a request on one revision while a DisaggregatedSet rolls out.", Screener),
-	entry("agent-identity", Alpha, "Derives the identity of an agent's session from the headers that agents send.", HeaderProcessor).tells(AgentIdentity),
+	entry("agent-identity", Alpha, "Derives the identity of an agent's session from the headers that agents send.", HeaderProcessor, Producer).tells(AgentIdentity),
 	entry("request-attribute-reporter", Beta, "Reports a number computed from a response's usage as dynamic metadata.", Reporter),
 	entry("destination-endpoint-served-verifier", Testing, "Copies the endpoint that served into a response header, for conformance tests.", Reporter),
 

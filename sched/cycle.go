@@ -122,6 +122,8 @@ type Cycle struct {
 	Worker Worker
 	// Attributes are what producers found about the request.
 	Attributes []Attribute
+	// Profile is the name of the profile that decides, once there is one.
+	Profile string
 	// Peer is the endpoint that does another leg of the same request; nil for none.
 	Peer *fleet.Endpoint
 
@@ -159,7 +161,7 @@ func (c *Cycle) Begin(all []*fleet.Endpoint) {
 		c.Origin[i] = int32(i)
 	}
 	c.Prefixes, c.Encodings, c.Attributes, c.Set, c.Order = c.Prefixes[:0], c.Encodings[:0], c.Attributes[:0], c.Set[:0], c.Order[:0]
-	c.Tokens, c.Peer, c.Source, c.Worker, c.hashes, c.listed, c.after = 0, nil, Source{}, nil, 0, false, FirstStage
+	c.Tokens, c.Peer, c.Profile, c.Source, c.Worker, c.hashes, c.listed, c.after = 0, nil, "", Source{}, nil, 0, false, FirstStage
 }
 
 // Mask is memory for [Cycle.Drop]: true for each candidate.
@@ -296,6 +298,17 @@ func (c *Cycle) Header(name string) string {
 		return ""
 	}
 	return c.Headers.Get(name)
+}
+
+// SetHeader adds a header to the request on its way to the endpoint, in place of one that was set before.
+func (c *Cycle) SetHeader(name, value string) {
+	for i := range c.Set {
+		if c.Set[i].Name == name {
+			c.Set[i].Value = value
+			return
+		}
+	}
+	c.Set = append(c.Set, Header{name, value})
 }
 
 // Keys is memory for a picker's sort keys, one for each candidate.

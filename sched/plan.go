@@ -16,10 +16,13 @@ type Plan struct {
 	Admitters []Named[Admitter]
 	Handler   Handler
 	Profiles  []*Profile
+	// Reporters see nothing but answers.
+	Reporters []Named[Answerer]
 
-	placers   []Placer
-	leavers   []Leaver
-	answerers []Answerer
+	placers     []Placer
+	leavers     []Leaver
+	answerers   []Answerer
+	identifiers []Identifier
 }
 
 // Ready finds out what the plugins are beside their roles. It must be called once, before the first request.
@@ -42,6 +45,9 @@ func (p *Plan) Ready() *Plan {
 		if w, ok := v.(Answerer); ok {
 			p.answerers = append(p.answerers, w)
 		}
+		if w, ok := v.(Identifier); ok {
+			p.identifiers = append(p.identifiers, w)
+		}
 	}
 	for _, s := range p.Screeners {
 		add(s.Name, s.Plugin)
@@ -62,7 +68,20 @@ func (p *Plan) Ready() *Plan {
 		}
 		add(profile.Picker.Name, profile.Picker.Plugin)
 	}
+	for _, s := range p.Reporters {
+		add(s.Name, s.Plugin)
+	}
 	return p
+}
+
+// Identity is on whose behalf a request is, where nobody named a fairness id; empty for nobody.
+func (p *Plan) Identity(h Headers) string {
+	for _, w := range p.identifiers {
+		if v := w.Identity(h); v != "" {
+			return v
+		}
+	}
+	return ""
 }
 
 // Screen drops the candidates that a screener does not want. All screeners see the same candidates.

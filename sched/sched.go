@@ -67,6 +67,10 @@ type (
 	Answerer interface {
 		Answered(c *Cycle, served *fleet.Endpoint, set func(name, value string))
 	}
+	// An Identifier tells on whose behalf a request is, where nobody named a fairness id; empty for nobody.
+	Identifier interface {
+		Identity(h Headers) string
+	}
 	// A Reasoner says why it drops candidates, as a phrase after "dropped:", such as "llm-d.ai/role is not decode".
 	Reasoner interface {
 		Reason() string
@@ -120,6 +124,7 @@ const Reserve = 0.01
 // Decide filters, scores and picks. It reports false when no candidate is left. The caller
 // reserves on the winner before the next decision on the same pool is made.
 func (p *Profile) Decide(c *Cycle) bool {
+	c.Profile = p.Name
 	for k := range p.Filters {
 		f := &p.Filters[k]
 		at := start(f.Took)

@@ -62,6 +62,7 @@ func (c *call) forward() {
 			return
 		}
 		ep, fresh = next, false
+		c.edits.set = c.placed.Set
 	}
 }
 

@@ -4,7 +4,9 @@ package policy
 
 import (
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 
 	"github.com/penstock-project/penstock/sched"
 )
@@ -52,6 +54,25 @@ func (p *LabelSelectorFilter) Filter(c *sched.Cycle, keep []bool) {
 	for i, e := range c.Candidates {
 		keep[i] = p.matches(e.Labels)
 	}
+}
+
+// Reason implements [sched.Reasoner].
+func (p *LabelSelectorFilter) Reason() string {
+	var all []string
+	for _, k := range slices.Sorted(maps.Keys(p.MatchLabels)) {
+		all = append(all, k+"="+p.MatchLabels[k])
+	}
+	for _, r := range p.MatchExpressions {
+		switch r.Operator {
+		case "Exists":
+			all = append(all, r.Key)
+		case "DoesNotExist":
+			all = append(all, "!"+r.Key)
+		default:
+			all = append(all, fmt.Sprintf("%s %s (%s)", r.Key, strings.ToLower(r.Operator), strings.Join(r.Values, ", ")))
+		}
+	}
+	return "its labels are not " + strings.Join(all, ", ")
 }
 
 func (p *LabelSelectorFilter) matches(labels map[string]string) bool {

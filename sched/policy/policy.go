@@ -9,12 +9,12 @@ import (
 )
 
 // Filters are the filters by type name.
-var Filters = plugin.Set[sched.Filter]{
+var Filters = plugin.Join(plugin.Set[sched.Filter]{
 	"label-selector-filter": func() sched.Filter { return &LabelSelectorFilter{} },
-}
+}, choosingFilters)
 
 // Scorers are the scorers by type name.
-var Scorers = plugin.Join(loadScorers, ownScorers, plugin.Set[sched.Scorer]{
+var Scorers = plugin.Join(loadScorers, ownScorers, choosingScorers, plugin.Set[sched.Scorer]{
 	"queue-scorer":                func() sched.Scorer { return &QueueScorer{} },
 	"kv-cache-utilization-scorer": func() sched.Scorer { return &KVCacheUtilizationScorer{} },
 	"prefix-cache-scorer":         func() sched.Scorer { return &PrefixCacheScorer{MatchLengthScaleTokens: 8192} },
@@ -28,18 +28,18 @@ var Pickers = plugin.Join(ownPickers, plugin.Set[sched.Picker]{
 })
 
 // Producers are the producers by type name.
-var Producers = plugin.Join(loadProducers)
+var Producers = plugin.Join(loadProducers, identifying)
 
 // Screeners are the screeners by type name.
-var Screeners = plugin.Set[sched.Filter]{}
+var Screeners = plugin.Join(screening)
 
 // Admitters are the admitters by type name.
 var Admitters = plugin.Join(loadAdmitters)
 
 // Handlers are the profile handlers by type name.
-var Handlers = plugin.Set[sched.Handler]{
+var Handlers = plugin.Join(plugin.Set[sched.Handler]{
 	"single-profile-handler": func() sched.Handler { return &SingleProfileHandler{} },
-}
+}, handling)
 
 // SingleProfileHandler runs the only profile there is. It takes no parameters.
 type SingleProfileHandler struct{}
