@@ -3,9 +3,9 @@
 package penstock
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -92,14 +92,17 @@ func (b *planner) places(p *config.Picker) error {
 		if !ok {
 			continue
 		}
-		by := slices.IndexFunc(p.Plugins, func(o *config.Plugin) bool {
-			name := reader.Topology()
-			return has(policy.Topologies, o.Type) && (name == "" || o.Name == name)
-		})
-		if by < 0 {
+		name := cmp.Or(reader.Topology(), "topology-extractor")
+		var by *config.Plugin
+		for _, o := range p.Plugins {
+			if has(policy.Topologies, o.Type) && (o.Name == name || by == nil && reader.Topology() == "") {
+				by = o
+			}
+		}
+		if by == nil {
 			continue
 		}
-		v, err := b.value(p.Plugins[by])
+		v, err := b.value(by)
 		if err != nil {
 			return err
 		}

@@ -95,6 +95,7 @@ func (p *pickerDocument) use(at string, pl *Plugin, u plugin.Use) {
 	}
 	e, _ := plugin.Lookup(u.From)
 	switch {
+	case u.Data == plugin.Topology: // by the usual labels
 	case e.Is(plugin.Extractor) && u.Optional:
 		p.warn(at, "%s reads %s, which nothing tells: it works without", pl.Name, u.Data)
 	case e.Is(plugin.Extractor):
@@ -122,9 +123,9 @@ func (p *pickerDocument) teller(u plugin.Use) *Plugin {
 	return of(func(o *Plugin) bool { return o.Type == u.From || o.entry.ReplacedBy == u.From })
 }
 
-// fed reports whether a source brings an extractor what it reads.
+// fed reports whether a source brings an extractor what it reads. Labels need none.
 func (p *pickerDocument) fed(extractor *Plugin) bool {
-	return slices.ContainsFunc(p.picker.Sources, func(s Source) bool { return slices.Contains(s.Extractors, extractor) })
+	return extractor.entry.Tells(plugin.Topology) || slices.ContainsFunc(p.picker.Sources, func(s Source) bool { return slices.Contains(s.Extractors, extractor) })
 }
 
 // unfed says what to do so that an extractor works.

@@ -29,7 +29,7 @@ func (p *pickerDocument) idle() {
 		if pl.Implied || len(pl.entry.Roles) == 0 {
 			continue
 		}
-		if why := places[pl.entry.Roles[0]]; why != "" && !pl.placed {
+		if why := places[pl.entry.Roles[0]]; why != "" && !pl.placed && !(pl.entry.Tells(plugin.Topology) && p.read(pl)) {
 			p.warn(index("plugins", i), "%s has no effect: %s", pl.Name, why)
 		}
 		if pl.entry.Tells(plugin.PrefixMatch) && !p.read(pl) {

@@ -31,12 +31,15 @@ import (
 //	attr=name@producer:value    a scalar attribute
 //	block= blocks=              its engine's KV blocks: tokens in each, how many
 //	rate= ttft=                 what was learned of it: tokens a second, seconds to first output
+//	node= pod=                  the address of its machine, the name of its pod
 //
 // A `request` sets what is asked: model= tokens= max= priority= id=, header=name:value, fact=name@producer:value,
-// peer=endpoint, prompt=text*times, media=name+name. `match total=` gives each endpoint's cached blocks of a prompt of so many blocks (block=, by default
-// of 64 tokens; producer=). The commands `score by=TYPE`, `filter by=TYPE`, `admit by=TYPE` take the plugin's parameters
-// as JSON for input; `produce by=TYPE` runs a producer, and again for each command that follows; `decide` runs the default profile;
-// `sent to=` tells the plugin of the last command, and the producers, where the request went, and `gone` that an endpoint left.
+// peer=endpoint, profile=, prompt=text*times, media=name+name. `match total=` gives each endpoint's cached blocks of a prompt of so many
+// blocks (block=, by default of 64 tokens; producer=). The commands `score by=TYPE`, `filter by=TYPE`, `admit by=TYPE` take the
+// plugin's parameters as JSON for input, and so do `screen` (draws= for the share of draws that keep each), `choose profiles=`,
+// `identify` and `answer served=`; `produce by=TYPE` runs a producer, and again for each command that follows; `decide` runs the
+// default profile; `sent to=` tells the plugin of the last command, and the producers, where the request went (pick= to another
+// before it), and `gone` that an endpoint left.
 func TestScenarios(t *testing.T) {
 	datadriven.Walk(t, "testdata", func(t *testing.T, path string) {
 		s := &scenario{now: time.Unix(1000, 0)}
@@ -51,7 +54,9 @@ func TestScenarios(t *testing.T) {
 			case "sent":
 				var to string
 				d.ScanArgs(t, "to", &to)
-				return s.sent(s.endpoint(t, to))
+				pick := to
+				d.MaybeScanArgs(t, "pick", &pick)
+				return s.sent(s.endpoint(t, to), s.endpoint(t, pick))
 			case "gone":
 				var who string
 				d.ScanArgs(t, "who", &who)
@@ -68,6 +73,14 @@ func TestScenarios(t *testing.T) {
 				return s.filter(t, d)
 			case "admit":
 				return s.admit(t, d)
+			case "screen":
+				return s.screen(t, d)
+			case "choose":
+				return s.choose(t, d)
+			case "identify":
+				return s.identify(t, d)
+			case "answer":
+				return s.answer(t, d)
 			case "decide":
 				return s.decide()
 			default:
@@ -129,6 +142,10 @@ func (s *scenario) fleet(t *testing.T, input string) {
 				e.Queued = strings.Split(v, "+")
 			case "maxlora":
 				e.MaxAdapters = int(number(t, v))
+			case "node":
+				e.NodeAddress = v
+			case "pod":
+				e.Pod = v
 			case "block":
 				e.BlockSize = int(number(t, v))
 			case "blocks":
@@ -186,6 +203,8 @@ func (s *scenario) asked(t *testing.T, d *datadriven.TestData) {
 				s.ask.Prompt = prompt(v)
 			case "media":
 				s.ask.Media = media(strings.Split(v, "+"))
+			case "profile":
+				s.ask.Profile = v
 			case "peer":
 				s.ask.Peer = s.endpoint(t, v)
 			default:
@@ -223,9 +242,9 @@ func number(t *testing.T, s string) float64 {
 func (s *scenario) cycle() *sched.Cycle {
 	c := s.ask
 	c.Context, c.Now, c.Stale, c.Rand = context.Background(), s.now, 2*time.Second, rand.New(rand.NewPCG(1, 1))
-	facts, tokens, peer := c.Attributes, c.Tokens, c.Peer
+	facts, tokens, peer, profile := c.Attributes, c.Tokens, c.Peer, c.Profile
 	c.Begin(s.endpoints)
-	c.Attributes, c.Tokens, c.Peer = facts, tokens, peer
+	c.Attributes, c.Tokens, c.Peer, c.Profile = facts, tokens, peer, profile
 	for _, p := range s.prefixes {
 		found := c.AddPrefix(p.Producer)
 		copy(found.Match, p.Match)

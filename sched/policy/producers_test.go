@@ -79,8 +79,10 @@ func (s *scenario) produce(t *testing.T, d *datadriven.TestData) string {
 	return b.String()
 }
 
-func (s *scenario) sent(to *fleet.Endpoint) string {
+// sent tells that the request went to an endpoint, and to its pick before it.
+func (s *scenario) sent(to, pick *fleet.Endpoint) string {
 	c := s.cycle()
+	c.Order = append(c.Order, slices.Index(c.Candidates, pick))
 	told := []any{s.plugins[s.last]}
 	for _, p := range s.producers {
 		if any(p) != told[0] {
