@@ -32,6 +32,7 @@ var rooms = map[string][]string{
 	"request":         {},
 	"route":           {"fleet"},
 	"flow":            {"fleet"},
+	"flow/policy":     {"api", "fleet", "flow", "plugin"},
 	"sched":           {"fleet", "kvcache"},
 	"sched/policy":    {"fleet", "kvcache", "plugin", "sched"},
 	"observe":         {"fleet"},

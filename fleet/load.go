@@ -15,6 +15,8 @@ type Load struct {
 	requests atomic.Int64
 	tokens   atomic.Int64
 	sent     atomic.Int64
+	held     atomic.Int64 // places that a gate keeps for requests that are on their way
+	heldWork atomic.Int64 // and their tokens
 	ended    atomic.Bool
 	health   health
 	pace     pace
@@ -26,6 +28,15 @@ func (l *Load) Requests() int64 { return l.requests.Load() }
 // Tokens sums the tokens of work that the requests in flight still bring: what of their prompts was not cached
 // and, where the configuration says so, their estimated output.
 func (l *Load) Tokens() int64 { return l.tokens.Load() }
+
+// Reserve keeps a place for a request that is on its way, or with negative numbers gives it back.
+func (l *Load) Reserve(requests, tokens int64) {
+	l.held.Add(requests)
+	l.heldWork.Add(tokens)
+}
+
+// Reserved counts the places kept, and the tokens of work that are coming.
+func (l *Load) Reserved() (requests, tokens int64) { return l.held.Load(), l.heldWork.Load() }
 
 // Sent counts all requests ever dispatched to this incarnation.
 func (l *Load) Sent() int64 { return l.sent.Load() }

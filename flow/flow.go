@@ -2,9 +2,10 @@
 
 // Package flow answers: may it go now?
 //
-// A [Gate] stands between the parsed request and the scheduler. The queues in front of the
-// fleet come to stand here; the gate of today is [Legacy], which is what the field does
-// when flow control is off.
+// A [Gate] stands between the parsed request and the scheduler. [Legacy] is what the field does when
+// flow control is off. A [Controller] holds requests while no endpoint has room for them: in bands of one
+// priority each, in a queue for each tenant of a band, in an order within the queue. It is driven by
+// events: a request that comes, leaves or expires, room that appears. Policies are in flow/policy.
 package flow
 
 import (
@@ -28,17 +29,37 @@ const (
 	Evicted      Reason = "evicted"                    // taken back after dispatch: 429
 )
 
+// Key is a flow: the requests of one tenant with one priority.
+type Key struct {
+	Tenant   string
+	Priority int
+}
+
 // Ask is what a gate sees of a request.
 type Ask struct {
-	// Priority comes from the request's objective; higher goes first, below 0 may be shed.
-	Priority int
-	// Tenant is the fairness id.
-	Tenant string
-	// Bytes is the memory that the request holds.
+	// Key is the fairness id, and the priority of the request's objective: higher goes first, below 0
+	// may be shed.
+	Key
+	// Model and Target label the request in metrics, before and after a rewrite.
+	Model, Target string
+	// Bytes is the memory that the request holds while it waits, headers and bookkeeping included.
 	Bytes int64
-	// Candidates are the endpoints it could go to.
+	// Tokens estimates its prompt, Uncached what of it no endpoint holds, Output its answer; in tokens.
+	Tokens, Uncached, Output int64
+	// Received is when it came; TTFT is the latency that it asks for, 0 for none.
+	Received time.Time
+	TTFT     time.Duration
+	// TTL shortens the time that it may wait; 0 leaves it to the configuration.
+	TTL time.Duration
+	// Candidates are the endpoints it could go to, by the snapshot of that version.
 	Candidates []*fleet.Endpoint
-	Now        time.Time
+	Version    uint64
+	// Class tells requests apart that have other candidates; those of equal class have equal ones.
+	Class string
+	// Refresh lists the candidates of the class in a later snapshot. It is called while the request waits,
+	// under the gate's lock, and must be quick.
+	Refresh func(s *fleet.Snapshot, into []*fleet.Endpoint) []*fleet.Endpoint
+	Now     time.Time
 	// Stale is the age beyond which a signal counts as unknown.
 	Stale time.Duration
 }
@@ -46,8 +67,20 @@ type Ask struct {
 // Gate admits requests.
 type Gate interface {
 	// Enter returns when the request may go, with an empty reason, or when it may not. It returns early
-	// when ctx ends.
-	Enter(ctx context.Context, a Ask) Reason
+	// when ctx ends. The ticket is the caller's to end.
+	Enter(ctx context.Context, a *Ask) (Ticket, Reason)
+	// Kick tells that there may be room: an endpoint was released, or told news.
+	Kick()
+	// RetryAfter is when a refused request should come again.
+	RetryAfter() time.Duration
+	// Close refuses whoever waits and whoever comes: we are leaving.
+	Close()
+}
+
+// Ticket is a request's right to go. The zero Ticket is one that no queue gave.
+type Ticket struct {
+	c *Controller
+	w *waiter
 }
 
 // Legacy sheds requests of negative priority while the pool is saturated and lets all others
@@ -63,17 +96,29 @@ type Legacy struct {
 func NewLegacy() *Legacy { return &Legacy{QueueDepth: 5, KVUsage: 0.8} }
 
 // Enter implements [Gate].
-func (g *Legacy) Enter(_ context.Context, a Ask) Reason {
-	if a.Priority < 0 && g.Saturation(a) >= 1 {
-		return Saturated
+func (g *Legacy) Enter(_ context.Context, a *Ask) (Ticket, Reason) {
+	switch {
+	case len(a.Candidates) == 0:
+		return Ticket{}, NoEndpoints
+	case a.Priority < 0 && g.Saturation(a) >= 1:
+		return Ticket{}, Saturated
 	}
-	return ""
+	return Ticket{}, ""
 }
+
+// Kick implements [Gate]; nobody waits here.
+func (g *Legacy) Kick() {}
+
+// RetryAfter implements [Gate].
+func (g *Legacy) RetryAfter() time.Duration { return time.Second }
+
+// Close implements [Gate].
+func (g *Legacy) Close() {}
 
 // Saturation is the mean over the candidates of max(waiting/QueueDepth, used/KVUsage); at 1 the
 // pool is full. Candidates whose signals are unknown are left out: missing data alone never
 // stops a pool. With none known it is 0.
-func (g *Legacy) Saturation(a Ask) float64 {
+func (g *Legacy) Saturation(a *Ask) float64 {
 	var sum float64
 	known := 0
 	for _, e := range a.Candidates {

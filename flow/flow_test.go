@@ -30,9 +30,9 @@ func TestLegacy(t *testing.T) {
 		{"the mean", []*fleet.Endpoint{at(10, 0, 0), at(0, 0, 0)}, 1, true},
 		{"stale is left out", []*fleet.Endpoint{at(10, 1, 3*time.Second), at(1, 0, 0)}, 0.2, false},
 		{"missing data alone never stops a pool", []*fleet.Endpoint{unknown, unknown}, 0, false},
-		{"none", nil, 0, false},
+		{"none", []*fleet.Endpoint{unknown}, 0, false},
 	} {
-		g, ask := NewLegacy(), Ask{Candidates: c.endpoints, Now: now, Stale: 2 * time.Second}
+		g, ask := NewLegacy(), &Ask{Candidates: c.endpoints, Now: now, Stale: 2 * time.Second}
 		if got := g.Saturation(ask); got != c.saturation {
 			t.Errorf("%s: got saturation %v, want %v", c.name, got, c.saturation)
 		}
@@ -42,7 +42,7 @@ func TestLegacy(t *testing.T) {
 			if c.shed && priority < 0 {
 				want = Saturated
 			}
-			if got := g.Enter(t.Context(), ask); got != want {
+			if _, got := g.Enter(t.Context(), ask); got != want {
 				t.Errorf("%s, priority %d: got %q, want %q", c.name, priority, got, want)
 			}
 		}

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package flow
+
+import (
+	"time"
+
+	"github.com/penstock-project/penstock/fleet"
+)
+
+// A Detector says how full an endpoint is. It is asked under the gate's lock and must be quick and without
+// memory of its own but for what it learns in Learn.
+type Detector interface {
+	// Room reports whether the endpoint can take one more request, of that many uncached tokens.
+	Room(v View, tokens int64) bool
+	// Fill tells how full the endpoint is: 1 is full. Weight is its share in the pool's mean.
+	Fill(v View) (fill, weight float64)
+}
+
+// View is an endpoint as a detector sees it: what it told, and what is in flight, reserved places included.
+type View struct {
+	*fleet.Endpoint
+	Requests, Tokens int64
+	Now              time.Time
+	Stale            time.Duration
+}
+
+// An Ordering gives the order of requests within a flow.
+type Ordering interface {
+	// Rank is what requests are ordered by, lowest first; equals go in the order in which they came. It is asked once,
+	// when the request enters.
+	Rank(a *Ask, entered time.Time, ttl time.Duration) time.Time
+}
+
+// A Chooser is an [Ordering] that looks again at each dispatch: of the first Window requests by rank it
+// takes any.
+type Chooser interface {
+	Ordering
+	Window() int
+	// Choose returns the place in the window of the one to go.
+	Choose(now time.Time, window []Waiting) int
+}
+
+// Waiting is a request in a queue, as policies see it.
+type Waiting struct {
+	*Ask
+	Entered time.Time
+}
+
+// Flow is a queue of one tenant in one band, with room for its policy's notes.
+type Flow struct {
+	Key
+	// Score orders flows in a policy; Turn is its place in the round; both are the policy's own.
+	Score float64
+	// Len is how many wait; it is above 0 while the policy knows the flow.
+	Len int
+	// Head is the request that would go next.
+	Head Waiting
+	// Rank is the head's, by the band's ordering.
+	Rank time.Time
+
+	next, prev *Flow // in the round
+	index      int   // in a heap of the policy
+	classes    []*classQueue
+	b          *band
+}
+
+// A Fairness chooses among the flows of a band that have requests waiting. There is one for each band. All
+// calls come under the gate's lock.
+type Fairness interface {
+	// Add is told of a flow that has requests from now on, Remove of one that has none left.
+	Add(f *Flow, now time.Time)
+	Remove(f *Flow, now time.Time)
+	// Next returns the flow that should go next, of those that ok accepts; nil when it accepts none. It may be
+	// asked again before one goes.
+	Next(now time.Time, ok func(*Flow) bool) *Flow
+	// Went is told that the flow's head goes, before it is taken out.
+	Went(f *Flow, now time.Time)
+	// Headed is told that a flow's head changed.
+	Headed(f *Flow, now time.Time)
+	// Charge is told what work a request of the tenant brings, at dispatch by estimate and at its end by the difference
+	// to what it really was: tokens of uncached prompt and of output.
+	Charge(tenant string, now time.Time, uncached, output int64)
+}
+
+// A UsageLimit sets, for each priority in falling order, up to which saturation it may dispatch; 1 is no
+// limit beside the endpoints' own.
+type UsageLimit interface {
+	Ceilings(saturation float64, priorities []int, into []float64) []float64
+}
+
+// BandSpec is how a band works.
+type BandSpec struct {
+	// MaxRequests and MaxBytes bound what waits in the band.
+	MaxRequests, MaxBytes int64
+	// TTL bounds the wait in this band; 0 leaves it to the gate.
+	TTL time.Duration
+	// Share of all dispatches that the band gets at least while it has requests waiting, 0 to 1.
+	Share    float64
+	Ordering Ordering
+	// Fairness makes the band's policy.
+	Fairness func() Fairness
+}
+
+// The limits of a band that names none.
+const (
+	DefaultBandRequests = 5000
+	DefaultBandBytes    = 1_000_000_000
+)
+
+// Options are what a Controller is made of.
+type Options struct {
+	// MaxRequests and MaxBytes bound all that waits; 0 for no bound.
+	MaxRequests, MaxBytes int64
+	// TTL bounds the wait while the pool has endpoints, NoEndpointTTL while it has none; 0 for no bound.
+	TTL, NoEndpointTTL time.Duration
+	// Bands are those that always exist, by priority. Others are made by Default or, below 0, by Negative.
+	Bands             map[int]BandSpec
+	Default, Negative BandSpec
+	Limit             UsageLimit
+	Detector          Detector
+	// Evict takes requests of negative priority back after dispatch when others wait for their place.
+	Evict bool
+	// Pool is the pool that requests wait for, Store tells of its endpoints.
+	Pool  fleet.ID
+	Store *fleet.Store
+	Stale time.Duration
+	// Listener is told what happens; nil for nobody.
+	Listener Listener
+}
+
+// Listener counts what happens at a gate. Calls come under the gate's lock.
+type Listener interface {
+	// Left tells that a request left the queue: its outcome, how long it waited, and the time that entering took.
+	Left(a *Ask, outcome Outcome, waited time.Duration)
+	// Revoked tells of a request that was asked back for one of that priority, and later how that ended.
+	Revoked(priority int)
+	Reclaimed(confirmed bool, took time.Duration)
+}
+
+// Outcome is how a wait ended.
+type Outcome string
+
+// The outcomes, by the field's names.
+const (
+	Dispatched              Outcome = "Dispatched"
+	RejectedCapacity        Outcome = "RejectedCapacity"
+	RejectedNoEndpoints     Outcome = "RejectedNoEndpoints"
+	RejectedOther           Outcome = "RejectedOther"
+	EvictedTTL              Outcome = "EvictedTTL"
+	EvictedNoEndpoints      Outcome = "EvictedNoEndpoints"
+	EvictedContextCancelled Outcome = "EvictedContextCancelled"
+	EvictedOther            Outcome = "EvictedOther"
+)

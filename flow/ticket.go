@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package flow
+
+import (
+	"time"
+
+	"github.com/penstock-project/penstock/fleet"
+)
+
+// Place takes the request's place at an endpoint, in one step with the question whether there is room. It
+// reports false when there is none; where the gate kept a place there is.
+func (t *Ticket) Place(e *fleet.Endpoint, now time.Time, prefill, output int64) (fleet.Hold, bool) {
+	if t.c == nil || t.w == nil {
+		return e.Load.Take(now, prefill, output), true
+	}
+	c, w := t.c, t.w
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if w.kept != e.Load && w.load == nil && !c.opt.Detector.Room(c.view(e, now), prefill) {
+		return fleet.Hold{}, false
+	}
+	return c.place(w, e, now, prefill, output), true
+}
+
+// Force takes a place whether or not there is room: nothing that has any can serve the request.
+func (t *Ticket) Force(e *fleet.Endpoint, now time.Time, prefill, output int64) fleet.Hold {
+	if t.c == nil || t.w == nil {
+		return e.Load.Take(now, prefill, output)
+	}
+	t.c.mu.Lock()
+	defer t.c.mu.Unlock()
+	return t.c.place(t.w, e, now, prefill, output)
+}
+
+func (c *Controller) place(w *waiter, e *fleet.Endpoint, now time.Time, prefill, output int64) fleet.Hold {
+	c.unkeep(w)
+	w.load = e.Load
+	c.charge(w, now, prefill, w.charged[1])
+	return e.Load.Take(now, prefill, output)
+}
+
+// unkeep gives the kept place back.
+func (c *Controller) unkeep(w *waiter) {
+	if w.kept != nil {
+		w.kept.Reserve(-1, -w.ask.Uncached)
+		w.kept = nil
+	}
+}
+
+// charge corrects what the tenant was charged.
+func (c *Controller) charge(w *waiter, now time.Time, uncached, output int64) {
+	du, do := uncached-w.charged[0], output-w.charged[1]
+	if du == 0 && do == 0 {
+		return
+	}
+	w.charged = [2]int64{uncached, output}
+	c.band(w.ask.Priority, now).fair.Charge(w.ask.Tenant, now, du, do)
+}
+
+// Kept is where the gate kept a place: at least there is room. Nil without a queue.
+func (t *Ticket) Kept() *fleet.Load {
+	if t.c == nil || t.w == nil {
+		return nil
+	}
+	t.c.mu.Lock()
+	defer t.c.mu.Unlock()
+	return t.w.kept
+}
+
+// Evictable lets the gate take the request back: evict is called once at most, must be quick and not call the gate. Only
+// requests of negative priority can be.
+func (t *Ticket) Evictable(now time.Time, evict func()) {
+	if t.c == nil || t.w == nil || !t.c.opt.Evict || t.w.ask.Priority >= 0 {
+		return
+	}
+	t.c.mu.Lock()
+	defer t.c.mu.Unlock()
+	t.c.leases.add(t.w, now, evict)
+}
+
+// End gives back what the ticket still holds, tells what work the request really was, in tokens of uncached
+// prompt and of output (below 0 for unknown), and lets others go. The endpoint's share was released before.
+// Further calls do nothing.
+func (t *Ticket) End(uncached, output int64) {
+	if t.c == nil || t.w == nil {
+		return
+	}
+	c, w := t.c, t.w
+	t.w = nil
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := time.Now()
+	c.unkeep(w)
+	if w.load == nil { // it never ran
+		uncached, output = 0, 0
+	}
+	if uncached < 0 {
+		uncached = w.charged[0]
+	}
+	if output < 0 {
+		output = w.charged[1]
+	}
+	c.charge(w, now, uncached, output)
+	c.leases.end(c, w, now)
+	w.free()
+	c.regime(now)
+	c.dispatch(now)
+}
