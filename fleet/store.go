@@ -75,6 +75,7 @@ type Store struct {
 	timer     *time.Timer
 	pending   bool
 	listeners []func(gone []*Load)
+	news      []func()
 	changed   chan struct{} // closed and replaced when membership changes
 }
 
@@ -138,6 +139,14 @@ func (s *Store) Apply(c Change) {
 		}
 	}
 	s.rebuild()
+}
+
+// OnPublish registers f, called after each publication, under the store's lock: it must be quick and call
+// nothing of the store but Load.
+func (s *Store) OnPublish(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.news = append(s.news, f)
 }
 
 // SetPools replaces the pools; see [Store.Apply].
@@ -363,6 +372,9 @@ func (s *Store) publish() {
 		snap.Pools[i] = p
 	}
 	s.current.Store(snap)
+	for _, f := range s.news {
+		f()
+	}
 }
 
 // belongs holds a pool's selector against an endpoint's labels, in the pool's own namespace. An

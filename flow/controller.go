@@ -77,6 +77,9 @@ func (c *Controller) Enter(ctx context.Context, a *Ask) (Ticket, Reason) {
 	out := w.state
 	c.mu.Unlock()
 	if out == queued {
+		if a.Waits != nil {
+			a.Waits()
+		}
 		select {
 		case <-w.wake:
 		case <-ctx.Done():
@@ -520,5 +523,5 @@ func (c *Controller) RetryAfter() time.Duration {
 	return max(time.Second, time.Duration(float64(c.count+1)/rate*float64(time.Second)))
 }
 
-// Waiting is how many requests wait.
+// Waiting implements [Gate].
 func (c *Controller) Waiting() int { return int(c.waiting.Load()) }

@@ -59,7 +59,9 @@ type Ask struct {
 	// Refresh lists the candidates of the class in a later snapshot. It is called while the request waits,
 	// under the gate's lock, and must be quick.
 	Refresh func(s *fleet.Snapshot, into []*fleet.Endpoint) []*fleet.Endpoint
-	Now     time.Time
+	// Waits is called when the request does not go at once; nil for nobody.
+	Waits func()
+	Now   time.Time
 	// Stale is the age beyond which a signal counts as unknown.
 	Stale time.Duration
 }
@@ -71,6 +73,8 @@ type Gate interface {
 	Enter(ctx context.Context, a *Ask) (Ticket, Reason)
 	// Kick tells that there may be room: an endpoint was released, or told news.
 	Kick()
+	// Waiting is how many requests wait.
+	Waiting() int
 	// RetryAfter is when a refused request should come again.
 	RetryAfter() time.Duration
 	// Close refuses whoever waits and whoever comes: we are leaving.
@@ -108,6 +112,9 @@ func (g *Legacy) Enter(_ context.Context, a *Ask) (Ticket, Reason) {
 
 // Kick implements [Gate]; nobody waits here.
 func (g *Legacy) Kick() {}
+
+// Waiting implements [Gate].
+func (g *Legacy) Waiting() int { return 0 }
 
 // RetryAfter implements [Gate].
 func (g *Legacy) RetryAfter() time.Duration { return time.Second }

@@ -23,7 +23,6 @@ import (
 	"github.com/penstock-project/penstock/kvcache"
 	"github.com/penstock-project/penstock/observe"
 	"github.com/penstock-project/penstock/request"
-	"github.com/penstock-project/penstock/route"
 	"github.com/penstock-project/penstock/sched"
 )
 
@@ -56,6 +55,7 @@ type Exchange struct {
 	placed  *Placement
 	order   []*fleet.Endpoint // the pick and its fallbacks, best first
 	at      int               // the current one
+	ticket  flow.Ticket       // from the gate
 	hold    fleet.Hold
 	answer  *request.Answer
 	sse     bool
@@ -198,31 +198,56 @@ func (x *Exchange) Place(ctx context.Context) (*Placement, *Refusal) {
 	if x.lane == nil {
 		return nil, noEndpoints()
 	}
-	c := x.g.cycles.Get().(*sched.Cycle)
-	x.cycle = c
-	c.Context, c.Now, c.Stale = ctx, bodyEnd, x.g.Stale
-	c.ID, c.Model, c.Salt, c.Tenant, c.Priority = x.out.ID, model, facts.Salt, x.out.Tenant, x.out.Priority
-	c.Headers, c.MaxTokens = heeded{x}, facts.MaxTokens
-	c.Prompt, c.Media = nil, nil
-	if len(facts.Prompt) > 0 {
-		c.Prompt, c.Media = x.feedPrompt, x.media
-	}
-	if !x.candidates(c, pool) {
+	c := x.newCycle(ctx, bodyEnd)
+	if !x.candidates(c, pool) && len(pool.Endpoints) > 0 {
 		x.keepDecision(c, nil)
 		return nil, noEndpoints()
 	}
-	if reason := x.enter(ctx, c); reason != "" {
-		x.keepDecision(c, nil)
-		return nil, refusalOf(reason)
+	if reason := x.enter(ctx, pool.ID, c, snap.Version); reason != "" {
+		if x.cycle != nil {
+			x.keepDecision(c, nil)
+		}
+		return nil, x.refusal(reason)
 	}
 	if ctx.Err() != nil {
 		return nil, refusalOf(flow.Cancelled)
+	}
+	if x.cycle == nil { // it waited
+		if pool = x.g.Store.Load().Pool(pool.ID); pool == nil {
+			return nil, noEndpoints()
+		}
+		if c = x.newCycle(ctx, time.Now()); !x.candidates(c, pool) {
+			x.keepDecision(c, nil)
+			return nil, noEndpoints()
+		}
 	}
 	if r := x.decide(c); r != nil {
 		return nil, r
 	}
 	x.out.Deciding = time.Since(bodyEnd) - x.out.Queue
 	return x.placement(pool, c), nil
+}
+
+// newCycle begins a decision.
+func (x *Exchange) newCycle(ctx context.Context, now time.Time) *sched.Cycle {
+	c := x.g.cycles.Get().(*sched.Cycle)
+	x.cycle = c
+	c.Context, c.Now, c.Stale = ctx, now, x.g.Stale
+	c.ID, c.Model, c.Salt, c.Tenant, c.Priority = x.out.ID, x.out.Target, x.facts.Salt, x.out.Tenant, x.out.Priority
+	c.Headers, c.MaxTokens = heeded{x}, x.facts.MaxTokens
+	c.Prompt, c.Media = nil, nil
+	if len(x.facts.Prompt) > 0 {
+		c.Prompt, c.Media = x.feedPrompt, x.media
+	}
+	return c
+}
+
+// dropCycle lets the decision go.
+func (x *Exchange) dropCycle() {
+	if x.cycle != nil {
+		x.g.putCycle(x.cycle)
+		x.cycle = nil
+	}
 }
 
 // heeded shows plugins the request's headers, without those that steer us when their caller is not trusted.
@@ -291,29 +316,9 @@ func (x *Exchange) identity() string {
 // candidates are the pool's endpoints that serve the model, that the data plane allows, and that did not
 // fail lately. It reports whether there are any.
 func (x *Exchange) candidates(c *sched.Cycle, pool *fleet.Pool) bool {
-	c.Begin(pool.Endpoints)
-	if route.Serving(c.Candidates, c.Model, c.Mask()) > 0 {
-		c.Drop(sched.NotServing)
-	}
-	if x.head.HasSubset && !x.g.AllSubsets {
-		x.g.limit(c.Candidates, x.head.Subset, c.Mask())
-		c.Drop(sched.NotInSubset)
-	}
-	if x.g.Health().Fit(c.Candidates, c.Mask(), c.Now, c.Stale, c.Rand) > 0 {
-		c.Drop(sched.Ejected)
-	}
+	x.g.eligible(c, pool, x.head.Subset, x.head.HasSubset && !x.g.AllSubsets)
 	x.out.Candidates = len(c.Candidates)
 	return len(c.Candidates) > 0
-}
-
-func (x *Exchange) enter(ctx context.Context, c *sched.Cycle) flow.Reason {
-	reason := x.lane.Gate.Enter(ctx, flow.Ask{
-		Priority: x.out.Priority, Tenant: x.out.Tenant, Bytes: x.body.Size(),
-		Candidates: c.Candidates, Now: c.Now, Stale: c.Stale,
-	})
-	now := time.Now()
-	x.out.Queue, c.Now = now.Sub(c.Now), now
-	return reason
 }
 
 // decide screens, produces and admits; then it scores and reserves in one step.
@@ -327,7 +332,7 @@ func (x *Exchange) decide(c *sched.Cycle) *Refusal {
 	}
 	plan.Produce(c)
 	if c.Tokens == 0 {
-		c.Tokens = x.sent().Len() / kvcache.TokenBytes // nobody looked at the prompt
+		c.Tokens = x.sent().Len() / tokenBytes // nobody looked at the prompt
 	}
 	if name, why := plan.Admit(c); why != "" {
 		x.keepDecision(c, nil).Refused = name
@@ -344,9 +349,7 @@ func (x *Exchange) decide(c *sched.Cycle) *Refusal {
 	var pick *fleet.Endpoint
 	miss := ok && x.conditional() && c.Cached("", c.Order[0]) == 0
 	if ok && !miss {
-		pick = c.Candidates[c.Order[0]]
-		prefill, output := c.Work(c.Order[0])
-		x.hold = pick.Load.Take(c.Now, prefill, output)
+		pick = x.take(c)
 		pick.Load.Probe(c.Now)
 	}
 	x.lane.mu.Unlock()
@@ -516,7 +519,7 @@ func (x *Exchange) move(e *fleet.Endpoint) {
 			work, output = c.Work(i)
 		}
 	}
-	x.hold = e.Load.Take(now, work, output)
+	x.hold = x.ticket.Force(e, now, work, output)
 	e.Load.Probe(now)
 	x.name(e)
 	if x.cycle != nil {
@@ -647,6 +650,7 @@ func (x *Exchange) End(end observe.End) {
 		x.answer = nil
 	}
 	x.restored()
+	x.ticket.End(x.work())
 	scanners.Put(x.scan)
 	x.scan, x.facts = nil, nil
 	x.release()
@@ -656,6 +660,19 @@ func (x *Exchange) End(end observe.End) {
 	x.g.Observer.Done(&x.out)
 	x.forget()
 	x.g.open.Add(-1)
+}
+
+// tokenBytes is how many bytes of a body are taken for one token where nobody counts.
+const tokenBytes = kvcache.TokenBytes
+
+// work is what the request really brought, as far as the engine told, in tokens of uncached prompt and of
+// output; below 0 for unknown.
+func (x *Exchange) work() (uncached, output int64) {
+	uncached, output = -1, int64(x.out.OutputTokens)
+	if x.out.PromptTokens >= 0 {
+		uncached = int64(x.out.PromptTokens - max(0, x.out.Cached))
+	}
+	return uncached, output
 }
 
 // judge holds the end of an answer for or against its endpoint.
@@ -674,10 +691,7 @@ func (x *Exchange) release() {
 		x.decoded.Release()
 	}
 	x.body.Release()
-	if x.cycle != nil {
-		x.g.putCycle(x.cycle)
-		x.cycle = nil
-	}
+	x.dropCycle()
 }
 
 func (g *Gateway) newCycle() *sched.Cycle {

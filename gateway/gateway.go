@@ -10,6 +10,7 @@ package gateway
 import (
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -149,8 +150,11 @@ type Gateway struct {
 	seeds    atomic.Uint64
 	open     atomic.Int64
 	draining atomic.Bool
-	ignored  sync.Map // control headers that were ignored, said once
-	cycles   sync.Pool
+
+	retiredMu sync.Mutex
+	retired   []flow.Gate // of lanes that were replaced, in which requests still wait
+	ignored   sync.Map    // control headers that were ignored, said once
+	cycles    sync.Pool
 }
 
 // New returns a gateway without lanes, which refuses all.
@@ -166,11 +170,46 @@ func New(o Options) *Gateway {
 			l.Plan.Gone(gone)
 		}
 	})
+	o.Store.OnPublish(g.kick)
 	return g
 }
 
-// SetLanes replaces the lanes, as a whole. Requests that were placed keep theirs.
-func (g *Gateway) SetLanes(l Lanes) { g.lanes.Store(&l) }
+// SetLanes replaces the lanes, as a whole. Requests that entered one keep it, and go when it has room.
+func (g *Gateway) SetLanes(l Lanes) {
+	old := g.lanes.Swap(&l)
+	g.retiredMu.Lock()
+	defer g.retiredMu.Unlock()
+	g.retired = slices.DeleteFunc(g.retired, func(r flow.Gate) bool { return r.Waiting() == 0 })
+	for id, was := range *old {
+		if l[id] != was && was.Gate.Waiting() > 0 {
+			g.retired = append(g.retired, was.Gate)
+		}
+	}
+}
+
+// kick tells all gates that endpoints told news.
+func (g *Gateway) kick() {
+	for _, l := range *g.lanes.Load() {
+		l.Gate.Kick()
+	}
+	g.retiredMu.Lock()
+	defer g.retiredMu.Unlock()
+	for _, r := range g.retired {
+		r.Kick()
+	}
+}
+
+// Refuse turns away whoever still waits, and whoever comes to a queue: we are leaving.
+func (g *Gateway) Refuse() {
+	for _, l := range *g.lanes.Load() {
+		l.Gate.Close()
+	}
+	g.retiredMu.Lock()
+	defer g.retiredMu.Unlock()
+	for _, r := range g.retired {
+		r.Close()
+	}
+}
 
 // SetHealth says when endpoints are passed over, from the next request on.
 func (g *Gateway) SetHealth(p fleet.HealthPolicy) { g.health.Store(&p) }

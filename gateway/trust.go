@@ -37,6 +37,8 @@ func (t *Trust) Trusts(peer netip.Addr, h Headers) bool {
 // Names of control headers, canonical first; the canonical one wins when both are there.
 var (
 	tenantHeader    = [2]string{"x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id"}
+	ttftHeader      = [2]string{"x-llm-d-slo-ttft-ms", "x-slo-ttft-ms"}
+	ttlHeader       = [2]string{"x-penstock-ttl-ms", "x-penstock-ttl-ms"}
 	objectiveHeader = [2]string{"x-llm-d-inference-objective", "x-gateway-inference-objective"}
 	rewriteHeader   = [2]string{"x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite"}
 )

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gateway
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/penstock-project/penstock/fleet"
+	"github.com/penstock-project/penstock/flow"
+	"github.com/penstock-project/penstock/route"
+	"github.com/penstock-project/penstock/sched"
+)
+
+// overhead is what a waiting request costs beside its body: the gate's notes, the exchange, a goroutine.
+const overhead = 3 << 10
+
+// enter has the request wait until it may go. Its cycle does not wait with it: after a wait the fleet has
+// other news.
+func (x *Exchange) enter(ctx context.Context, pool fleet.ID, c *sched.Cycle, version uint64) flow.Reason {
+	now := c.Now
+	a := &flow.Ask{
+		Key:   flow.Key{Tenant: x.out.Tenant, Priority: x.out.Priority},
+		Model: x.out.Model, Target: x.out.Target, Bytes: x.body.Size() + x.headerBytes() + overhead,
+		Tokens: x.sent().Len() / tokenBytes, Output: c.MaxTokens, Received: x.out.Start, TTFT: x.millis(ttftHeader), TTL: x.millis(ttlHeader),
+		Candidates: c.Candidates, Version: version, Now: now, Stale: c.Stale,
+	}
+	a.Uncached = a.Tokens
+	a.Class, a.Refresh = x.class(pool)
+	waited := false
+	a.Waits = func() {
+		waited = true
+		x.dropCycle()
+	}
+	ticket, reason := x.lane.Gate.Enter(ctx, a)
+	x.ticket = ticket
+	if waited {
+		x.out.Queue = time.Since(now)
+	}
+	return reason
+}
+
+// class tells the request's candidates apart from others', and how to find them again: by the model, the
+// subset and what failed lately.
+func (x *Exchange) class(pool fleet.ID) (string, func(*fleet.Snapshot, []*fleet.Endpoint) []*fleet.Endpoint) {
+	g, model, key := x.g, x.out.Target, x.out.Target
+	var subset []string
+	limited := x.head.HasSubset && !g.AllSubsets
+	if limited {
+		subset = slices.Clone(x.head.Subset)
+		key += "\x00" + strings.Join(subset, ",")
+	}
+	return key, func(s *fleet.Snapshot, into []*fleet.Endpoint) []*fleet.Endpoint {
+		p := s.Pool(pool)
+		if p == nil {
+			return into
+		}
+		c := g.cycles.Get().(*sched.Cycle)
+		defer g.putCycle(c)
+		c.Now, c.Stale, c.Model = time.Now(), g.Stale, model
+		g.eligible(c, p, subset, limited)
+		return append(into, c.Candidates...)
+	}
+}
+
+// eligible makes those endpoints candidates that serve the model, that the data plane allows, and that did not
+// fail lately.
+func (g *Gateway) eligible(c *sched.Cycle, pool *fleet.Pool, subset []string, limited bool) {
+	c.Begin(pool.Endpoints)
+	if route.Serving(c.Candidates, c.Model, c.Mask()) > 0 {
+		c.Drop(sched.NotServing)
+	}
+	if limited {
+		g.limit(c.Candidates, subset, c.Mask())
+		c.Drop(sched.NotInSubset)
+	}
+	if g.Health().Fit(c.Candidates, c.Mask(), c.Now, c.Stale, c.Rand) > 0 {
+		c.Drop(sched.Ejected)
+	}
+}
+
+// millis reads a header of whole milliseconds from a trusted caller; 0 for none.
+func (x *Exchange) millis(names [2]string) time.Duration {
+	if !x.trusted {
+		return 0
+	}
+	n, err := strconv.ParseInt(either(x.head.Headers, names), 10, 32)
+	if err != nil || n <= 0 {
+		return 0
+	}
+	return time.Duration(n) * time.Millisecond
+}
+
+// headerBytes estimates what the request's headers hold.
+func (x *Exchange) headerBytes() int64 {
+	n := 0
+	x.head.Headers.Names(func(name string) bool {
+		n += len(name) + len(x.head.Headers.Get(name)) + 32
+		return true
+	})
+	return int64(n)
+}
+
+// take reserves the pick's place: where it has no more room, that of the next best that has. It puts the one that
+// was taken first.
+func (x *Exchange) take(c *sched.Cycle) *fleet.Endpoint {
+	for k, i := range c.Order {
+		prefill, output := c.Work(i)
+		if hold, ok := x.ticket.Place(c.Candidates[i], c.Now, prefill, output); ok {
+			x.hold = hold
+			copy(c.Order[1:k+1], c.Order[:k])
+			c.Order[0] = i
+			return c.Candidates[i]
+		}
+	}
+	i := c.Order[0]
+	for k, e := range c.Candidates {
+		if kept := x.ticket.Kept(); e.Load == kept {
+			i = k // not among the best, but there is room
+		}
+	}
+	prefill, output := c.Work(i)
+	x.hold = x.ticket.Force(c.Candidates[i], c.Now, prefill, output)
+	c.Order = append([]int{i}, slices.DeleteFunc(c.Order, func(o int) bool { return o == i })...)
+	return c.Candidates[i]
+}
+
+// refusal turns the gate's reason into an answer.
+func (x *Exchange) refusal(reason flow.Reason) *Refusal {
+	r := refusalOf(reason)
+	if r.Status == http.StatusTooManyRequests || reason == flow.NoEndpoints {
+		r.RetryAfter = x.lane.Gate.RetryAfter()
+	}
+	return r
+}
