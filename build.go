@@ -26,7 +26,7 @@ var inherent = map[string]bool{
 func options(namespace string) config.Options {
 	return config.Options{
 		Namespace: namespace,
-		Active:    func(name string) bool { return inherent[name] || active(name) },
+		Active:    func(name string) bool { return inherent[name] || name == "flowControl" || active(name) },
 		Validate: func(typ string, decode func(any) error) error {
 			v, err := construct(typ, decode)
 			if p, ok := v.(interface{ Inactive() []string }); ok && err == nil && len(p.Inactive()) > 0 {
@@ -70,7 +70,7 @@ func (s *site) apply(ctx context.Context, cfg *config.Config) error {
 	pools := []fleet.PoolSpec{} // nil would leave those of before
 	for _, p := range cfg.Pools {
 		id := fleet.ID{Namespace: p.Namespace, Name: p.Name}
-		l, err := buildLane(p.Picker, s.gw.Observer.Plugin)
+		l, err := s.buildLane(id, p.Picker)
 		if err != nil {
 			return err
 		}

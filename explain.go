@@ -25,7 +25,7 @@ import (
 // sources are the files whose comments are the documentation of plugins and kinds, so that nothing is
 // written twice.
 //
-//go:embed sched/policy/*.go api/*.go config/config.go source/scrape/sources.go source/scrape/extractors.go
+//go:embed sched/policy/*.go flow/policy/*.go api/*.go config/config.go source/scrape/sources.go source/scrape/extractors.go
 var sources embed.FS
 
 // field is one parameter of a plugin, or one field of a document.
@@ -104,7 +104,7 @@ func describe(e plugin.Entry) (string, []field, error) {
 	t := reflect.TypeOf(v).Elem()
 	var doc string
 	var fields []field
-	for _, dir := range []string{"sched/policy", "config", "source/scrape"} {
+	for _, dir := range []string{"sched/policy", "flow/policy", "config", "source/scrape"} {
 		if doc == "" && err == nil {
 			doc, fields, err = documentation(dir, t)
 		}

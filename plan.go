@@ -6,11 +6,12 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/penstock-project/penstock/config"
-	"github.com/penstock-project/penstock/flow"
+	"github.com/penstock-project/penstock/fleet"
 	"github.com/penstock-project/penstock/gateway"
 	"github.com/penstock-project/penstock/plugin"
 	"github.com/penstock-project/penstock/sched"
@@ -31,16 +32,19 @@ type planner struct {
 	timed func(point, kind, name string) func(time.Duration)
 }
 
-// buildLane makes what serves a pool from its EndpointPickerConfig; timed says where the durations of
-// plugins go.
-func buildLane(p *config.Picker, timed func(point, kind, name string) func(time.Duration)) (lane, error) {
-	b := &planner{built: map[string]any{}, timed: timed}
+// buildLane makes what serves a pool from its EndpointPickerConfig.
+func (s *site) buildLane(pool fleet.ID, p *config.Picker) (lane, error) {
+	b := &planner{built: map[string]any{}, timed: s.gw.Observer.Plugin}
 	plan := &sched.Plan{}
 	err := b.plan(p, plan)
 	if err != nil {
 		return lane{}, err
 	}
-	return lane{&gateway.Lane{Gate: flow.NewLegacy(), Plan: plan.Ready()}, b.from.String()}, nil
+	gate, err := s.gate(b, pool, p)
+	if err != nil {
+		return lane{}, err
+	}
+	return lane{&gateway.Lane{Gate: gate, Plan: plan.Ready()}, b.from.String()}, nil
 }
 
 func (b *planner) plan(p *config.Picker, plan *sched.Plan) error {
@@ -194,45 +198,42 @@ func named[T any](b *planner, point string, d *config.Plugin, v any) sched.Named
 	return n
 }
 
-// active reports whether a type is made by one of the sets of sched/policy.
-func active(typ string) bool {
-	return has(policy.Filters, typ) || has(policy.Scorers, typ) || has(policy.Pickers, typ) || has(policy.Producers, typ) ||
-		has(policy.Screeners, typ) || has(policy.Admitters, typ) || has(policy.Handlers, typ) ||
-		has(policy.Reporters, typ) || has(policy.Topologies, typ) ||
-		has(scrape.Sources, typ) || has(scrape.Extractors, typ)
+// maker is a set of plugins, whatever they are.
+type maker struct {
+	has  func(typ string) bool
+	make func(typ string, decode func(any) error) (any, error)
 }
 
-func has[T any](set plugin.Set[T], typ string) bool { return set[typ] != nil }
+func of[T any](set plugin.Set[T]) maker {
+	return maker{
+		func(typ string) bool { return set[typ] != nil },
+		func(typ string, decode func(any) error) (any, error) { return set.New(typ, decode) },
+	}
+}
+
+// makers are all sets of plugins.
+var makers = append([]maker{
+	of(policy.Filters), of(policy.Scorers), of(policy.Pickers), of(policy.Producers), of(policy.Screeners), of(policy.Admitters),
+	of(policy.Handlers), of(policy.Reporters), of(policy.Topologies), of(scrape.Sources), of(scrape.Extractors),
+}, flowMakers...)
+
+// active reports whether a type is made by one of the sets.
+func active(typ string) bool {
+	return slices.ContainsFunc(makers, func(m maker) bool { return m.has(typ) })
+}
 
 // construct makes a plugin of any active type.
 func construct(typ string, decode func(any) error) (any, error) {
-	switch {
-	case has(policy.Filters, typ):
-		return policy.Filters.New(typ, decode)
-	case has(policy.Scorers, typ):
-		return policy.Scorers.New(typ, decode)
-	case has(policy.Pickers, typ):
-		return policy.Pickers.New(typ, decode)
-	case has(policy.Producers, typ):
-		return policy.Producers.New(typ, decode)
-	case has(policy.Screeners, typ):
-		return policy.Screeners.New(typ, decode)
-	case has(policy.Admitters, typ):
-		return policy.Admitters.New(typ, decode)
-	case has(policy.Handlers, typ):
-		return policy.Handlers.New(typ, decode)
-	case has(policy.Reporters, typ):
-		return policy.Reporters.New(typ, decode)
-	case has(policy.Topologies, typ):
-		return policy.Topologies.New(typ, decode)
-	case has(scrape.Sources, typ):
-		return scrape.Sources.New(typ, decode)
-	case has(scrape.Extractors, typ):
-		return scrape.Extractors.New(typ, decode)
-	case typ == "file-discovery":
+	for _, m := range makers {
+		if m.has(typ) {
+			return m.make(typ, decode)
+		}
+	}
+	switch typ {
+	case "file-discovery":
 		v := &config.FileDiscovery{}
 		return v, decode(v)
-	case typ == "multicluster-file-discovery":
+	case "multicluster-file-discovery":
 		v := &config.MulticlusterFileDiscovery{}
 		return v, decode(v)
 	}

@@ -102,4 +102,8 @@ type PriorityBand struct {
 	MaxRequests       *Quantity `json:"maxRequests"`
 	FairnessPolicyRef string    `json:"fairnessPolicyRef"`
 	OrderingPolicyRef string    `json:"orderingPolicyRef"`
+	// RequestTTL, ours, bounds the wait in this band instead of defaultRequestTTL.
+	RequestTTL *Duration `json:"requestTTL"`
+	// MinShare, ours, is the share of all dispatches that the band gets at least while requests wait in it, 0 to 1.
+	MinShare float64 `json:"minShare"`
 }

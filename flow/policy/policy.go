@@ -25,7 +25,9 @@ var Orderings = plugin.Set[flow.Ordering]{
 }
 
 // Limits are the usage limit policies by type name.
-var Limits = plugin.Set[flow.UsageLimit]{}
+var Limits = plugin.Set[flow.UsageLimit]{
+	"static-usage-limit-policy": func() flow.UsageLimit { return &StaticUsageLimitPolicy{Threshold: 1} },
+}
 
 // Detectors are the saturation detectors by type name.
 var Detectors = plugin.Set[flow.Detector]{
