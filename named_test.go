@@ -9,6 +9,9 @@ import (
 	"testing"
 
 	"github.com/penstock-project/penstock/config"
+	"github.com/penstock-project/penstock/fleet"
+	"github.com/penstock-project/penstock/gateway"
+	"github.com/penstock-project/penstock/observe"
 	"github.com/penstock-project/penstock/sched/policy"
 )
 
@@ -19,6 +22,8 @@ func TestNamedPolicies(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	store := fleet.NewStore()
+	s := &site{store: store, gw: gateway.New(gateway.Options{Store: store, Observer: observe.New(observe.Options{Store: store})})}
 	for _, p := range policy.Named {
 		cfg, problems := config.Text(p.Name, p.Config(), options(""))
 		if cfg == nil || len(cfg.Pickers) != 1 {
@@ -30,7 +35,7 @@ func TestNamedPolicies(t *testing.T) {
 				t.Errorf("%s: %v", p.Name, q)
 			}
 		}
-		l, err := buildLane(cfg.Pickers[0], nil)
+		l, err := s.buildLane(fleet.ID{Name: p.Name}, cfg.Pickers[0])
 		if err != nil {
 			t.Errorf("%s: %v", p.Name, err)
 			continue

@@ -9,10 +9,12 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	dto "github.com/prometheus/client_model/go"
@@ -563,4 +565,43 @@ func BenchmarkDone(b *testing.B) {
 			}
 		})
 	}
+}
+
+// What a page said is shown with the names it was read from; a value that cannot be is shown as it stood there.
+func TestFleetShowsWhatPagesSay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := fleet.NewStore()
+		store.SetPools([]fleet.PoolSpec{{ID: fleet.ID{Namespace: "default", Name: "p"}}})
+		id, now := fleet.ID{Namespace: "default", Name: "a"}, time.Now()
+		store.SetEndpoints("test", []fleet.EndpointSpec{{ID: id, Address: "10.0.0.1:8000"}})
+		load := store.Load().Pools[0].Endpoints[0].Load
+		store.Tell(id, load, fleet.Reading{WaitingName: "w", RunningName: "r", KVName: "k",
+			Refused: []fleet.Refused{{Metric: "k", Value: 87}, {Metric: "r", Value: math.NaN()}}})
+		tell := func(name, producer string) {
+			store.TellAttributes(id, load, "x", []fleet.Attribute{{Name: name, Producer: producer, Signal: fleet.Signal{Value: 0.5, At: now}}})
+			time.Sleep(2 * fleet.Coalesce)
+		}
+		tell("GPUUtilization", "dcgm-extractor")
+		o := New(Options{Store: store})
+		w := httptest.NewRecorder()
+		o.Mux(MuxOptions{}).ServeHTTP(w, httptest.NewRequest("GET", "/debug/fleet", nil))
+		var v FleetView
+		if err := json.Unmarshal(w.Body.Bytes(), &v); err != nil {
+			t.Fatal(err, w.Body)
+		}
+		e := v.Pools[0].Endpoints[0]
+		if e.WaitName != "w" || e.RunName != "r" || e.KVName != "k" || !slices.Equal(e.Refused, []RefusedView{{"k", "87"}, {"r", "NaN"}}) {
+			t.Errorf("got %+v", e)
+		}
+		if len(e.Attrs) != 1 || e.Attrs[0].Name != "GPUUtilization" || e.Attrs[0].State != "fresh" || *e.Attrs[0].Value != 0.5 {
+			t.Errorf("got %+v", e.Attrs)
+		}
+		if v.Pools[0].Ready != 0 {
+			t.Error("an endpoint is ready by its GPU alone")
+		}
+		tell("llm-d.ai/multicluster-queue-size", "")
+		if n := o.Fleet().Pools[0].Ready; n != 1 {
+			t.Errorf("a cluster that told its averages is not ready: %d", n)
+		}
+	})
 }

@@ -155,9 +155,18 @@ func (s *stat) add(v float64) {
 	s.m2 += d * (v - s.mean)
 }
 
-// heard reports whether any signal of the endpoint is fresh.
+// heard reports whether any signal of the endpoint is fresh. Of a whole cluster those are attributes,
+// which have no producer; what others find beside the signals does not stand for them.
 func heard(e *fleet.Endpoint, now time.Time, stale time.Duration) bool {
-	return e.Waiting.Fresh(now, stale) || e.Running.Fresh(now, stale) || e.KVUsage.Fresh(now, stale)
+	if e.Waiting.Fresh(now, stale) || e.Running.Fresh(now, stale) || e.KVUsage.Fresh(now, stale) {
+		return true
+	}
+	for _, a := range e.Attributes {
+		if a.Producer == "" && a.Fresh(now, stale) {
+			return true
+		}
+	}
+	return false
 }
 
 // causeOf says why a stale endpoint is stale.

@@ -37,7 +37,7 @@ const (
 type Where struct {
 	// Label and Value are as on the page, with its escapes.
 	Label, Value string
-	// Self asks, in place of Value, that the label be the endpoint's own name, or missing.
+	// Self asks, in place of Value, that the label be the endpoint's own pod, or missing.
 	Self bool
 }
 

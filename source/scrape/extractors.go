@@ -299,7 +299,7 @@ func (*ModelsDataExtractor) reads() reads { return reads{models: true} }
 // DCGMExtractor takes GPU utilization out of DCGM's metrics. It takes no parameters.
 //
 // It becomes the attribute GPUUtilization, 0 to 1: the most of DCGM_FI_DEV_GPU_UTIL over the series whose
-// label pod is the endpoint's, or is missing.
+// label pod is the endpoint's pod, or its name where that is not known, or is missing.
 type DCGMExtractor struct{}
 
 func (*DCGMExtractor) reads() reads {

@@ -184,13 +184,13 @@ func dialFault(err error) Fault {
 // fault sorts an error of an exchange.
 func fault(err error) Fault {
 	var f Fault
-	var alert tls.AlertError
+	var op *net.OpError
 	switch {
 	case errors.As(err, &f):
 		return f
 	case isTimeout(err):
 		return Timeout
-	case errors.As(err, &alert): // with TLS 1.3 our certificate is refused after the handshake
+	case errors.As(err, &op) && op.Op == "remote error": // an alert: TLS 1.3 refuses our certificate after the handshake
 		return Handshake
 	}
 	return Reset

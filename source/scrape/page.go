@@ -68,7 +68,7 @@ func (p *Page) Engine() string {
 // that cannot be (not a number, negative, a share above 1) makes the whole value [Bad].
 //
 // Histograms are not read: their lines bear longer names than any row's. self is the endpoint's
-// own name, for [Where].
+// own pod, for [Where].
 func Scan(page []byte, m *Mapping, self string, p *Page) {
 	extra := slices.Grow(p.Extra[:0], len(m.extras))[:len(m.extras)]
 	clear(extra)
@@ -252,7 +252,7 @@ func (s *series) keep(name, value []byte, r *Row, self string) {
 		switch {
 		case string(name) != w.Label:
 		case w.Self && len(value) == 0: // as good as missing
-		case w.Self && own(value, self), !w.Self && string(value) == w.Value:
+		case w.Self && string(value) == self, !w.Self && string(value) == w.Value:
 			s.met |= 1 << i
 		default:
 			s.other |= 1 << i
@@ -276,21 +276,6 @@ func (s *series) keep(name, value []byte, r *Row, self string) {
 			s.max = value
 		}
 	}
-}
-
-// own reports whether a pod's name is that of the endpoint: an endpoint of a pod with several ports
-// is named after it, with -rank- and a number behind.
-func own(pod []byte, self string) bool {
-	if len(self) < len(pod) || self[:len(pod)] != string(pod) {
-		return false
-	}
-	rest := self[len(pod):]
-	if rest == "" {
-		return true
-	}
-	number, ok := strings.CutPrefix(rest, "-rank-")
-	_, err := strconv.ParseUint(number, 10, 16)
-	return ok && err == nil
 }
 
 // labelName reads a name, bare or quoted, and its equals sign.

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"math"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -147,21 +149,29 @@ func TestScanDoesNotAllocate(t *testing.T) {
 	page := vllmPage(100 << 10)
 	page = append(page, "vllm:lora_requests_info{max_lora=\"4\",running_lora_adapters=\"a\",waiting_lora_adapters=\"\"} 1.7e+09\n"...)
 	var p Page
-	if n := testing.AllocsPerRun(100, func() { Scan(page, Default, "", &p) }); n != 0 {
-		t.Errorf("got %v allocations, want 0", n)
+	x := Row{Family: "vllm:num_requests_waiting", Field: Extra, Where: []Where{{Label: "engine", Value: "0"}}, Extra: &ExtraRow{Name: "x", Max: 100, Scale: 1}}
+	custom, err := NewMapping(append(slices.Clone(Engines), x)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range []*Mapping{Default, custom} {
+		Scan(page, m, "e", &p)
+		if n := testing.AllocsPerRun(100, func() { Scan(page, m, "e", &p) }); n != 0 {
+			t.Errorf("got %v allocations, want 0", n)
+		}
 	}
 }
 
 // expected reads what we need with Prometheus' own parser; nil when it refuses the page.
-func expected(page []byte) *Page {
+func expected(page []byte, mapping *Mapping, self string) *Page {
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families, err := parser.TextToMetricFamilies(bytes.NewReader(page))
 	if err != nil {
 		return nil
 	}
-	p := &Page{}
-	for i := range Default.blocks[0].rows {
-		r := &Default.blocks[0].rows[i]
+	p := &Page{Extra: make([]Value, len(mapping.extras))}
+	for i := range mapping.blocks[0].rows {
+		r := &mapping.blocks[0].rows[i]
 		f := families[r.Family]
 		if f == nil {
 			continue
@@ -180,12 +190,15 @@ func expected(page []byte) *Page {
 			}
 			labels := series{}
 			for _, l := range m.Label {
-				labels.keep([]byte(l.GetName()), []byte(l.GetValue()), r, "")
+				labels.keep([]byte(l.GetName()), []byte(l.GetValue()), r, self)
 			}
 			if labels.chosen(r) {
 				p.take(v, r, i, &labels)
 			}
 		}
+	}
+	for i := range p.Extra {
+		p.Extra[i].finish()
 	}
 	return p
 }
@@ -198,7 +211,7 @@ func FuzzScan(f *testing.F) {
 	f.Fuzz(func(t *testing.T, page []byte) {
 		var got Page
 		Scan(page, Default, "", &got)
-		want := expected(page)
+		want := expected(page, Default, "")
 		if want == nil || bytes.ContainsAny(page, "\\\r") || strange.Match(page) {
 			return // we are more lenient, or keep escapes as they stand
 		}
@@ -208,16 +221,64 @@ func FuzzScan(f *testing.F) {
 	})
 }
 
+// FuzzScanCustom holds our reading of attributes against that of Prometheus' own parser.
+func FuzzScanCustom(f *testing.F) {
+	rows := []Row{}
+	for i, by := range []Combine{Largest, Smallest, Sum, Mean} {
+		rows = append(rows, Row{Family: "d", Field: Extra, Where: []Where{{Label: "a", Value: "b"}}[:i%2], Extra: &ExtraRow{Name: string(by), Combine: by, Min: -math.MaxFloat64, Max: math.MaxFloat64, Scale: 1}})
+	}
+	rows = append(rows, Row{Family: "DCGM_FI_DEV_GPU_UTIL", Field: Extra, Where: []Where{{Label: "pod", Self: true}}, Extra: &ExtraRow{Name: "gpu", Combine: Largest, Max: 100, Scale: 0.01}})
+	m, err := NewMapping(rows...)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add([]byte("# TYPE d gauge\nd 4\nd{a=\"b\"} -5e3\nd{a=\"c\",x=\"\"} +Inf\n"))
+	f.Add([]byte("# TYPE d histogram\nd_bucket{le=\"1\"} 4\nd_sum 3\nd_count 4\n"))
+	f.Add([]byte("DCGM_FI_DEV_GPU_UTIL{gpu=\"0\",pod=\"self\"} 40\nDCGM_FI_DEV_GPU_UTIL{pod=\"self-rank-1\"} 50\nDCGM_FI_DEV_GPU_UTIL{pod=\"\"} 101\n"))
+	f.Fuzz(func(t *testing.T, page []byte) {
+		var got Page
+		Scan(page, m, "self", &got)
+		for i, v := range got.Extra { // whatever the page
+			if v.State == Known && (math.IsNaN(v.Value) || math.IsInf(v.Value, 0)) {
+				t.Fatalf("%s is %v", m.extras[i].Name, v.Value)
+			}
+		}
+		want := expected(page, m, "self")
+		if want == nil || bytes.ContainsAny(page, "\\\r") || strangeCustom.Match(page) {
+			return
+		}
+		if g, w := extras(m, &got), extras(m, want); g != w {
+			t.Errorf("got %s, want %s", g, w)
+		}
+	})
+}
+
+var strangeCustom = regexp.MustCompile(`[{,][ \t]*"|(\bd|DCGM_FI_DEV_GPU_UTIL)[^a-zA-Z0-9_:{ \t\n]`)
+
 // strange finds what Prometheus' parser accepts, but no engine writes, and we do not read: names in
 // quotes, {"like this"}, and names with a value right behind them.
 var strange = regexp.MustCompile(`[{,][ \t]*"|(vllm|sglang|trtllm|nv)[a-zA-Z0-9_:]*[^a-zA-Z0-9_:{ \t\n]`)
 
 func BenchmarkScanPage(b *testing.B) {
 	page := vllmPage(70 << 10) // 97 KB
-	var p Page
-	b.SetBytes(int64(len(page)))
-	b.ReportAllocs()
-	for b.Loop() {
-		Scan(page, Default, "", &p)
+	scan := func(m *Mapping) func(*testing.B) {
+		return func(b *testing.B) {
+			var p Page
+			b.SetBytes(int64(len(page)))
+			b.ReportAllocs()
+			for b.Loop() {
+				Scan(page, m, "", &p)
+			}
+		}
 	}
+	b.Run("default", scan(Default))
+	rows := slices.Clone(Engines)
+	for i := range 8 {
+		rows = append(rows, Row{Family: "vllm:custom_" + strconv.Itoa(i), Field: Extra, Extra: &ExtraRow{Name: strconv.Itoa(i), Max: 1, Scale: 1}})
+	}
+	custom, err := NewMapping(rows...)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Run("custom", scan(custom))
 }

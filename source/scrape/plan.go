@@ -85,6 +85,25 @@ func NewPlan(polls ...Poll) (*Plan, error) {
 	return p, nil
 }
 
+// String names the sources and, in parentheses, their extractors.
+func (p *Plan) String() string {
+	var b strings.Builder
+	for i, o := range p.polls {
+		if i > 0 {
+			b.WriteByte(' ')
+		}
+		b.WriteString(o.name + "(")
+		for k, x := range o.extractors {
+			if k > 0 {
+				b.WriteByte(' ')
+			}
+			b.WriteString(x.Name)
+		}
+		b.WriteByte(')')
+	}
+	return b.String()
+}
+
 // compile makes the mappings of what the extractors read.
 func (p *poll) compile() error {
 	engines := map[string]bool{"": true}

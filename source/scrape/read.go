@@ -18,7 +18,7 @@ var errUseless = errors.New("useless")
 func (r *runner) readPage(w *worker, j job, body []byte, at time.Time, seen int64) error {
 	pl, p := j.task.poll, &w.page
 	m := pl.mapping(j.ep)
-	Scan(body, m, j.ep.Name, p)
+	Scan(body, m, cmp.Or(j.ep.Pod, j.ep.Name), p)
 	if pl.core >= 0 {
 		r.store.Tell(j.ep.ID, j.load, j.whole.add(pl, j.reading(p, at, seen)))
 	}

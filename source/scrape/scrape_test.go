@@ -6,8 +6,11 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
+	"os"
+	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,7 +25,27 @@ import (
 	"github.com/penstock-project/penstock/fleet"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	if os.Getenv(serverOnly) != "" {
+		servePages()
+		return
+	}
+	goleak.VerifyTestMain(m)
+}
+
+// serverOnly tells this binary to be what [BenchmarkFleet] polls, whose cost is not ours.
+const serverOnly = "SCRAPE_TEST_SERVER"
+
+// servePages serves a page of 97 KB at all addresses of this machine until its standard input ends.
+func servePages() {
+	l, err := net.Listen("tcp", ":0")
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(l.Addr().(*net.TCPAddr).Port)
+	go cheapServer(l, vllmPage(70<<10))
+	_, _ = io.Copy(io.Discard, os.Stdin)
+}
 
 // engines are peers in memory, by address.
 type engines struct {
@@ -30,6 +53,7 @@ type engines struct {
 	start time.Time
 	by    map[string]*engine
 	open  int // connections
+	dials int
 }
 
 // engine answers polls with what its fields say at the time.
@@ -53,6 +77,7 @@ func (s *engines) dial(_ context.Context, _, address string) (net.Conn, error) {
 	}
 	ours, theirs := net.Pipe()
 	s.open++
+	s.dials++
 	go s.serve(e, theirs)
 	return ours, nil
 }
@@ -72,7 +97,7 @@ func (s *engines) serve(e *engine, c net.Conn) {
 		}
 		s.mu.Lock()
 		body, status := e.models, 200
-		if req.URL.Path == "/metrics" {
+		if req.URL.Path != "/v1/models" {
 			e.asked = append(e.asked, time.Since(s.start))
 			body, status = e.page, max(e.status, 200)
 		} else {
@@ -427,25 +452,56 @@ func TestScrapeAddress(t *testing.T) {
 	})
 }
 
-// A run over real sockets, for the race detector and for the figures:
+// 100 endpoints, asked every 50 ms over real sockets; the server is another process:
 // go test -bench Fleet -benchtime 5s
 func BenchmarkFleet(b *testing.B) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	b.Run("default", func(b *testing.B) { benchmarkFleet(b, nil) })
+	var x CoreMetricsExtractor
+	x.EngineLabelKey, x.EngineConfigs = engineLabel, []EngineConfig{{Name: "vllm", QueuedRequestsSpec: Spec{Family: "vllm:num_requests_waiting"}}}
+	for i, h := range []string{"vllm:num_preemptions_total", "vllm:generation_tokens_total", "vllm:num_requests_running"} {
+		x.EngineConfigs[0].CustomMetrics = append(x.EngineConfigs[0].CustomMetrics, CustomMetric{AttributeKey: strconv.Itoa(i), MetricSpec: Spec{Family: h}})
+	}
+	p, err := NewPlan(Poll{Name: "m", Type: MetricsSource, Source: Sources[MetricsSource](), Extractors: []Named{{MetricsExtractor, MetricsExtractor, &x}}})
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer l.Close()
-	go cheapServer(l, vllmPage(70<<10)) // 97 KB
+	b.Run("custom", func(b *testing.B) { benchmarkFleet(b, p) })
+}
+
+func benchmarkFleet(b *testing.B, p *Plan) {
+	server := exec.Command(os.Args[0])
+	server.Env = append(os.Environ(), serverOnly+"=1")
+	in, err := server.StdinPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	out, err := server.StdoutPipe()
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := server.Start(); err != nil {
+		b.Fatal(err)
+	}
+	defer func() { _ = in.Close(); _ = server.Wait() }()
+	port, err := bufio.NewReader(out).ReadString('\n')
+	if err != nil {
+		b.Fatal(err)
+	}
+	id := fleet.ID{Name: "p"}
 	store := fleet.NewStore()
-	store.SetPools([]fleet.PoolSpec{{ID: fleet.ID{Name: "p"}}})
+	store.SetPools([]fleet.PoolSpec{{ID: id}})
 	var specs []fleet.EndpointSpec
 	for i := range 100 {
-		specs = append(specs, fleet.EndpointSpec{ID: fleet.ID{Name: strconv.Itoa(i)}, Address: l.Addr().String()})
+		specs = append(specs, fleet.EndpointSpec{ID: fleet.ID{Name: strconv.Itoa(i)}, Address: fmt.Sprintf("127.0.0.%d:%s", i+1, strings.TrimSpace(port))})
 	}
 	store.SetEndpoints("bench", specs)
+	plans := &Plans{}
+	if p != nil {
+		plans.Set(map[fleet.ID]*Plan{id: p})
+	}
 	ctx, cancel := context.WithCancel(b.Context())
 	ended := make(chan error)
-	go func() { ended <- Run(ctx, store, Options{}) }()
+	go func() { ended <- Run(ctx, store, Options{Plans: plans}) }()
 	before, from := cpu(b), time.Now()
 	for range b.N {
 		<-time.After(100 * time.Millisecond)
