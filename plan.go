@@ -206,10 +206,12 @@ type maker struct {
 
 func of[T any](set plugin.Set[T]) maker {
 	return maker{
-		func(typ string) bool { return set[typ] != nil },
+		func(typ string) bool { return has(set, typ) },
 		func(typ string, decode func(any) error) (any, error) { return set.New(typ, decode) },
 	}
 }
+
+func has[T any](set plugin.Set[T], typ string) bool { return set[typ] != nil }
 
 // makers are all sets of plugins.
 var makers = append([]maker{
