@@ -131,11 +131,11 @@ func TestPlansReadLabelsOfPlaces(t *testing.T) {
 		if cfg == nil {
 			t.Fatal(config.Problems(problems))
 		}
-		l, err := buildLane(cfg.Pickers[0], nil)
-		if err != nil {
+		b, plan := &planner{built: map[string]any{}}, &sched.Plan{}
+		if err := b.plan(cfg.Pickers[0], plan); err != nil {
 			t.Fatal(err)
 		}
-		return l.Plan
+		return plan
 	}
 	const scorer = "- type: topology-affinity-scorer\n  parameters: {topologyProducerName: %s}\n"
 	extractors := "- {name: other, type: topology-extractor, parameters: {zone: other}}\n- {name: mine, type: topology-extractor, parameters: {zone: mine}}\n"

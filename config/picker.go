@@ -59,6 +59,7 @@ func readPicker(d *document) {
 	p.flowControl()
 	p.data()
 	p.disaggregation()
+	p.byHeader()
 	p.idle()
 	d.cfg.Pickers = append(d.cfg.Pickers, p.picker)
 }

@@ -3,7 +3,9 @@
 package config
 
 import (
+	"cmp"
 	"slices"
+	"strings"
 
 	"github.com/penstock-project/penstock/api"
 	"github.com/penstock-project/penstock/plugin"
@@ -62,6 +64,23 @@ func (p *pickerDocument) everything() Profile {
 	}
 	profile.Plugins = append(profile.Plugins, Ref{Plugin: p.defaultChoice()})
 	return profile
+}
+
+// byHeader warns of a default profile that is not there, so that the header is a must.
+func (p *pickerDocument) byHeader() {
+	h := p.picker.Handler
+	if h == nil || h.Type != "header-profile-handler" || len(p.picker.Profiles) < 2 {
+		return
+	}
+	name := cmp.Or(text(h.parameters, "defaultProfile"), "decode")
+	var names []string
+	for _, s := range p.picker.Profiles {
+		names = append(names, s.Name)
+	}
+	if !slices.Contains(names, name) {
+		at := index("plugins", slices.Index(p.picker.Plugins, h)) + ".parameters.defaultProfile"
+		p.warn(at, "no profile is named %s, so requests without the header are refused: want %s", short(name), strings.Join(names, " or "))
+	}
 }
 
 func (p *pickerDocument) profile(at string, s api.SchedulingProfile) Profile {

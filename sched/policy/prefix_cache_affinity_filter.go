@@ -26,7 +26,8 @@ type PrefixCacheAffinityFilter struct {
 	// MaxTTFTPenaltyMs is how much later sticky endpoints may answer, in milliseconds; 0 for any time.
 	MaxTTFTPenaltyMs float64 `json:"maxTTFTPenaltyMs"`
 	// TTFTSource is prefillThroughput or latencyPredictor. The latter wants predicted-latency-producer, which is not
-	// active yet: until it is, latencyPredictor estimates like prefillThroughput.
+	// active yet: until it is, latencyPredictor estimates with the speed of prefill that was measured of each endpoint, and
+	// like prefillThroughput where none was.
 	TTFTSource string `json:"ttftSource"`
 	// PeakPrefillThroughput is how many tokens of prompts an endpoint computes in a second.
 	PeakPrefillThroughput float64 `json:"peakPrefillThroughput"`
@@ -60,6 +61,14 @@ func (p *PrefixCacheAffinityFilter) Validate() error {
 	return nil
 }
 
+// Inactive tells which parameters have no effect yet.
+func (p *PrefixCacheAffinityFilter) Inactive() []string {
+	if p.TTFTSource == "latencyPredictor" {
+		return []string{"ttftSource: latencyPredictor is accepted, not active yet: times are estimated from tokens in flight and measured speeds"}
+	}
+	return nil
+}
+
 // Filter implements [sched.Filter].
 func (p *PrefixCacheAffinityFilter) Filter(c *sched.Cycle, keep []bool) {
 	if len(keep) <= 1 || p.AffinityThreshold <= 0 {
@@ -71,7 +80,13 @@ func (p *PrefixCacheAffinityFilter) Filter(c *sched.Cycle, keep []bool) {
 	found := c.Prefix(p.PrefixMatchInfoProducerName)
 	stuck, other := math.Inf(1), math.Inf(1) // the soonest of each kind
 	for i, e := range c.Candidates {
-		ms := float64(e.Load.Tokens()) / p.PeakPrefillThroughput * 1000
+		speed := p.PeakPrefillThroughput
+		if p.TTFTSource == "latencyPredictor" {
+			if measured, ok := e.Load.Rate(); ok {
+				speed = measured
+			}
+		}
+		ms := float64(e.Load.Tokens()) / speed * 1000
 		if keep[i] = found.Share(i) >= p.AffinityThreshold; keep[i] {
 			stuck = min(stuck, ms)
 		} else {
