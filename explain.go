@@ -73,7 +73,11 @@ func explain(ctx context.Context, args []string, stdout, _ io.Writer) error {
 		fmt.Fprintln(stdout, "Parameters:")
 	}
 	for _, f := range fields {
-		fmt.Fprintf(stdout, "\n  %s  %s, default %s\n      %s\n", f.Name, f.Type, f.Default, strings.ReplaceAll(f.Doc, "\n", "\n      "))
+		value := ""
+		if f.Default != "" {
+			value = ", default " + f.Default
+		}
+		fmt.Fprintf(stdout, "\n  %s  %s%s\n      %s\n", f.Name, f.Type, value, strings.ReplaceAll(f.Doc, "\n", "\n      "))
 	}
 	return nil
 }

@@ -16,9 +16,9 @@ import (
 // A revision is covered when the pool has an endpoint of it in each required role. Of the covered revisions that have a
 // candidate one is drawn for each request, with odds by what it has: all endpoints of the required roles (sum), or those
 // of the role that has most endpoints over all covered revisions (max-role). Only candidates of that revision, and of
-// the scope, go on. A request with the header of a strict selector is not drawn for: it keeps the endpoints whose
-// label is the header's value, as long as their revision is covered. Where nothing is left the answer is 503: legs of
-// two revisions are never mixed.
+// the scope, go on. A request with the header of a strict selector keeps only endpoints whose label is the header's
+// value; where that label is the revision's nothing is drawn, but the revision must be covered. Where nothing is left the
+// answer is 503: legs of two revisions are never mixed.
 //
 // Answers tell each selector's label of the endpoint that served in the header of that name, so that whoever sends the
 // next leg can ask for the same. Pods of several ranks count once. Endpoints are those that discovery told and that are
@@ -275,7 +275,7 @@ func (p *DisaggregatedSetRolloutScreener) draw(c *sched.Cycle, revisions []revis
 	return nil
 }
 
-// strict drops what a request's headers rule out, and reports whether there was a strict one.
+// strict drops what a request's headers rule out, and reports whether one of them says the revision.
 func (p *DisaggregatedSetRolloutScreener) strict(c *sched.Cycle, keep []bool) (asked bool) {
 	for k := range p.HeaderSelectors {
 		h := &p.HeaderSelectors[k]
@@ -286,7 +286,7 @@ func (p *DisaggregatedSetRolloutScreener) strict(c *sched.Cycle, keep []bool) (a
 		if want == "" {
 			continue
 		}
-		asked = true
+		asked = asked || h.LabelKey == p.RevisionGating.RevisionLabelKey
 		for i, e := range c.Candidates {
 			keep[i] = keep[i] && e.Labels[h.LabelKey] == want
 		}
