@@ -116,6 +116,13 @@ func (s *story) table() {
 	}
 	s.line("")
 	s.line("profile %s, picker %s, %d of %s could serve it:", cmp.Or(r.Profile, "not chosen"), cmp.Or(r.Picker, "none"), r.Scored, plural(r.Endpoints, "endpoint"))
+	var scorers []string
+	for _, sc := range rows[0].Scores {
+		scorers = append(scorers, fmt.Sprintf("%s ×%s", sc.Scorer, number(sc.Weight)))
+	}
+	if len(scorers) > 0 {
+		s.line("scorers    %s", strings.Join(scorers, ", "))
+	}
 	head := []string{"rank", "<endpoint", "<address", "total"}
 	for _, sc := range rows[0].Scores {
 		head = append(head, fmt.Sprintf("%s ×%s", shortened(sc.Scorer), number(sc.Weight)))

@@ -155,7 +155,7 @@ func epp(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 // a path and a text it is the default.
 func eppConfig(path, text string, pool *config.Pool, experimental bool) (*config.Config, error) {
 	o := options(pool.Namespace)
-	o.Pool, o.Experimental = pool, experimental
+	o.Pool, o.Experimental, o.Refuse = pool, experimental, true
 	read := func() (*config.Config, []config.Problem) { return config.Text("--config-text", text, o) }
 	if path != "" {
 		read = func() (*config.Config, []config.Problem) { return config.Load([]string{path}, o) }

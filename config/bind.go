@@ -19,7 +19,12 @@ func (l *loader) bind() {
 	l.cfg.fallback.Line = 0
 	l.unnamed()
 	if !l.o.Experimental && !l.cfg.Penstock.AllowExperimentalPlugins {
-		l.problems = append(l.problems, l.unproven...)
+		for _, p := range l.unproven {
+			if !l.o.Refuse {
+				p.Severity = Warning
+			}
+			l.report(p)
+		}
 	}
 	for _, p := range l.cfg.Pools {
 		p.Picker = l.cfg.PickerFor(p.Namespace, p.PickerRef)

@@ -37,6 +37,9 @@ type Options struct {
 	// Experimental allows plugins that are alpha or for tests, as spec.allowExperimentalPlugins of a
 	// Penstock document does.
 	Experimental bool
+	// Refuse makes such plugins errors where they are not allowed, as the field's Endpoint Picker does, instead of
+	// warnings.
+	Refuse bool
 	// Pool is one that no document describes, such as the one that flags name; nil for none. It is
 	// bound like the others.
 	Pool *Pool

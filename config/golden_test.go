@@ -43,7 +43,7 @@ func TestGolden(t *testing.T) {
 					return dumpSeeds(d.CmdArgs)
 				}
 				o := testOptions()
-				o.Experimental = d.HasArg("experimental")
+				o.Experimental, o.Refuse = d.HasArg("experimental"), d.HasArg("refuse")
 				if d.HasArg("pool") {
 					o.Pool = &Pool{Namespace: "default", Name: d.CmdArgs[0].Vals[0], PickerRef: "epp"}
 				}

@@ -128,7 +128,7 @@ func (p *pickerDocument) classify(pl *Plugin, at string) {
 func (p *pickerDocument) unproven(at, typ, why string) {
 	p.loader.unproven = append(p.loader.unproven, Problem{
 		Severity: Error, File: p.file, Line: line(p.root, at+".type"), Path: at + ".type",
-		Text: fmt.Sprintf("%s is %s: allow it with --allow-experimental-plugins, or with spec: {allowExperimentalPlugins: true} in a Penstock document", typ, why),
+		Text: fmt.Sprintf("%s is %s: say that it is meant with --allow-experimental-plugins, or with spec: {allowExperimentalPlugins: true} in a Penstock document", typ, why),
 	})
 }
 

@@ -26,7 +26,7 @@ type Ask struct {
 // serves the model; else there is no pool at all.
 //
 // A request without a model goes to the first pool that has endpoints. So does one whose model is
-// not known while some pool has not told what it serves. A pool's rules make models known, too: one for
+// not known while some pool has not told what it serves, or may load adapters that it does not list. A pool's rules make models known, too: one for
 // just that model when nobody serves it, one for all models when nobody could.
 func Pool(s *fleet.Snapshot, a Ask) (pool *fleet.Pool, unknownModel bool) {
 	if len(s.Pools) == 0 {
@@ -53,10 +53,11 @@ func Pool(s *fleet.Snapshot, a Ask) (pool *fleet.Pool, unknownModel bool) {
 		}
 		told := true
 		for _, e := range p.Endpoints {
-			if e.Models == nil {
-				told = false
-			} else if slices.Contains(e.Models, a.Model) {
+			if slices.Contains(e.Models, a.Model) || slices.Contains(e.Adapters, a.Model) {
 				return p, false
+			}
+			if e.Models == nil || e.MaxAdapters > 0 { // it may load what nobody lists
+				told = false
 			}
 		}
 		if untold == nil && (!told || len(p.Endpoints) == 0) {
