@@ -376,6 +376,13 @@ func TestPoolMetrics(t *testing.T) {
 			t.Errorf("%s:\n got %s\nwant %s", name, got, want)
 		}
 	}
+	const counted = "endpoint_name=e0,namespace=default,producer_name=inflight-load-producer "
+	if got := lines(f["llm_d_epp_inflight_tokens"]); !strings.Contains(got, counted+"77") {
+		t.Errorf("got %s", got)
+	}
+	if got := lines(f["llm_d_epp_inflight_requests"]); !strings.Contains(got, counted+"1") {
+		t.Errorf("got %s", got)
+	}
 	if got := lines(f["penstock_endpoint_inflight_tokens"]); !strings.Contains(got, "endpoint=default/e0,pool=default/p 77") {
 		t.Errorf("got %s", got)
 	}

@@ -22,7 +22,8 @@ type P2PSourceProducer struct {
 	PrefixMatchInfoProducerName string `json:"prefixMatchInfoProducerName"`
 	// MinCachedTokenDelta is how many tokens more the source must have cached, 1 or more.
 	MinCachedTokenDelta int64 `json:"minCachedTokenDelta"`
-	// PrefillProfileName names the profile whose endpoint computes the prompt, where there is one.
+	// PrefillProfileName names the profile whose endpoint computes the prompt. It has no effect yet: it is the
+	// chosen endpoint that does.
 	PrefillProfileName string `json:"prefillProfileName"`
 }
 
@@ -35,6 +36,14 @@ func (p *P2PSourceProducer) Validate() error {
 		return errors.New("minCachedTokenDelta: must be 1 or more")
 	}
 	return nil
+}
+
+// Inactive tells which parameters have no effect yet.
+func (p *P2PSourceProducer) Inactive() []string {
+	if p.PrefillProfileName == "prefill" {
+		return nil
+	}
+	return []string{"prefillProfileName: accepted, not active yet: the chosen endpoint counts as the one that computes the prompt"}
 }
 
 // Produce implements [sched.Producer]. It looks at all candidates, before a profile's filters.
