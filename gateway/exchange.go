@@ -344,6 +344,7 @@ func (x *Exchange) decide(c *sched.Cycle) *Refusal {
 		return noProfile(why)
 	}
 	x.lane.mu.Lock()
+	plan.Refresh(c)
 	ok := p.Decide(c)
 	d := x.keepDecision(c, p)
 	var pick *fleet.Endpoint
@@ -351,6 +352,7 @@ func (x *Exchange) decide(c *sched.Cycle) *Refusal {
 	if ok && !miss {
 		pick = x.take(c)
 		pick.Load.Probe(c.Now)
+		plan.Reserve(c, pick)
 	}
 	x.lane.mu.Unlock()
 	x.out.Schedule = time.Since(start)

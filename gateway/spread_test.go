@@ -11,23 +11,12 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
+	"testing/synctest"
 
-	"github.com/penstock-project/penstock/fleet"
 	"github.com/penstock-project/penstock/observe"
 	"github.com/penstock-project/penstock/sched"
 	"github.com/penstock-project/penstock/sched/policy"
 )
-
-// pages gives every endpoint a page with that queue, and nothing else to do.
-func (r *rig) pages(queues ...float64) {
-	now := time.Now()
-	for i, e := range r.endpoints() {
-		r.Store.Tell(e.ID, e.Load, fleet.Reading{
-			Waiting: fleet.Signal{Value: queues[i], At: now}, Running: fleet.Signal{At: now}, KVUsage: fleet.Signal{At: now},
-		})
-	}
-}
 
 // atOnce places equal requests that are all in flight together, and counts them by endpoint.
 func (r *rig) atOnce(t *testing.T, n int) map[string]int {
@@ -58,50 +47,56 @@ func (r *rig) atOnce(t *testing.T, n int) map[string]int {
 
 // Four idle endpoints whose pages never change: what was sent there meanwhile is all that tells them apart.
 func TestEqualRequestsAtOnceAreSpreadEvenly(t *testing.T) {
-	r := newRig(t, 4, slog.LevelWarn)
-	r.pages(0, 0, 0, 0)
-	count := r.atOnce(t, 256)
-	for _, e := range r.endpoints() {
-		if n := count[e.Address]; n < 61 || n > 67 { // 64 and 5%, so that no two are more than 10% apart
-			t.Errorf("%s got %d of 256, want 64: %v", e.Address, n, count)
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 4, slog.LevelWarn)
+		r.tell(0, 0, 0, 0)
+		count := r.atOnce(t, 256)
+		for _, e := range r.endpoints() {
+			if n := count[e.Address]; n < 61 || n > 67 { // 64 and 5%, so that no two are more than 10% apart
+				t.Errorf("%s got %d of 256, want 64: %v", e.Address, n, count)
+			}
 		}
-	}
+	})
 }
 
 func TestLoadedEndpointGetsLess(t *testing.T) {
-	r := newRig(t, 4, slog.LevelWarn)
-	r.pages(0, 0, 50, 0)
-	count := r.atOnce(t, 256)
-	var others []int
-	for i, e := range r.endpoints() {
-		if i != 2 {
-			others = append(others, count[e.Address])
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 4, slog.LevelWarn)
+		r.tell(0, 0, 50, 0)
+		count := r.atOnce(t, 256)
+		var others []int
+		for i, e := range r.endpoints() {
+			if i != 2 {
+				others = append(others, count[e.Address])
+			}
 		}
-	}
-	loaded, least, most := count[r.endpoints()[2].Address], min(others[0], others[1], others[2]), max(others[0], others[1], others[2])
-	if loaded*10 > least*8 || float64(most) > 1.1*float64(least) {
-		t.Errorf("the loaded endpoint got %d, the others %v: want clearly less, and the rest even", loaded, others)
-	}
+		loaded, least, most := count[r.endpoints()[2].Address], min(others[0], others[1], others[2]), max(others[0], others[1], others[2])
+		if loaded*10 > least*8 || float64(most) > 1.1*float64(least) {
+			t.Errorf("the loaded endpoint got %d, the others %v: want clearly less, and the rest even", loaded, others)
+		}
+	})
 }
 
 func TestDistinctPromptsUseEveryEndpoint(t *testing.T) {
-	r := newRig(t, 4, slog.LevelWarn)
-	r.pages(0, 0, 0, 0)
-	count := map[string]int{}
-	for i := range 40 {
-		x, p, ref := r.place(t, nil, chat(fmt.Sprint(i, strings.Repeat(" a prompt of its own", 100))))
-		if ref != nil {
-			t.Fatal(ref)
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 4, slog.LevelWarn)
+		r.tell(0, 0, 0, 0)
+		count := map[string]int{}
+		for i := range 40 {
+			x, p, ref := r.place(t, nil, chat(fmt.Sprint(i, strings.Repeat(" a prompt of its own", 100))))
+			if ref != nil {
+				t.Fatal(ref)
+			}
+			x.Answer(200, headers{})
+			x.End(observe.Complete)
+			count[p.Destination]++
 		}
-		x.Answer(200, headers{})
-		x.End(observe.Complete)
-		count[p.Destination]++
-	}
-	for _, e := range r.endpoints() {
-		if n := count[e.Address]; n == 0 || n > 20 {
-			t.Errorf("%s got %d of 40: want some, and no more than half: %v", e.Address, n, count)
+		for _, e := range r.endpoints() {
+			if n := count[e.Address]; n == 0 || n > 20 {
+				t.Errorf("%s got %d of 40: want some, and no more than half: %v", e.Address, n, count)
+			}
 		}
-	}
+	})
 }
 
 // A body of any form that has a prompt goes where it went before.

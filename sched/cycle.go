@@ -39,6 +39,8 @@ type Prefix struct {
 	Match       []int32
 	Blocks      int
 	BlockTokens int
+	// Asked is the time, by the producer's own count, at which it looked.
+	Asked uint64
 	// Hash are the prompt's block keys; nil when nobody looked.
 	Hash *kvcache.Hasher
 	// ByName tells that only those who name the producer read it.

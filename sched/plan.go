@@ -23,6 +23,7 @@ type Plan struct {
 	leavers     []Leaver
 	answerers   []Answerer
 	identifiers []Identifier
+	reservers   []Reserver
 }
 
 // Ready finds out what the plugins are beside their roles. It must be called once, before the first request.
@@ -38,6 +39,9 @@ func (p *Plan) Ready() *Plan {
 		}
 		if w, ok := v.(Placer); ok {
 			p.placers = append(p.placers, w)
+		}
+		if w, ok := v.(Reserver); ok {
+			p.reservers = append(p.reservers, w)
 		}
 		if w, ok := v.(Leaver); ok {
 			p.leavers = append(p.leavers, w)
@@ -128,6 +132,21 @@ func (p *Plan) Admit(c *Cycle) (name, why string) {
 
 // Choose finds the profile that decides, or says why there is none.
 func (p *Plan) Choose(c *Cycle) (*Profile, string) { return p.Handler.Choose(c, p.Profiles) }
+
+// Refresh brings what producers found up to date. It comes before a profile's Decide, and Reserve after it, in one
+// step.
+func (p *Plan) Refresh(c *Cycle) {
+	for _, w := range p.reservers {
+		w.Refresh(c)
+	}
+}
+
+// Reserve tells the choice to producers in the step in which it is made.
+func (p *Plan) Reserve(c *Cycle, chosen *fleet.Endpoint) {
+	for _, w := range p.reservers {
+		w.Reserve(c, chosen)
+	}
+}
 
 // Placed tells the plugins what was decided.
 func (p *Plan) Placed(c *Cycle, chosen *fleet.Endpoint) {

@@ -59,6 +59,13 @@ type (
 	Placer interface {
 		Placed(c *Cycle, chosen *fleet.Endpoint)
 	}
+	// A Reserver is a producer whose findings the placements of other requests change. In one step with the
+	// decision, of which a pool makes one at a time, it first brings its findings up to date and then is
+	// told the choice, so that requests that come at once know of each other. Both must be quick.
+	Reserver interface {
+		Refresh(c *Cycle)
+		Reserve(c *Cycle, chosen *fleet.Endpoint)
+	}
 	// A Leaver is told that incarnations ended; their slots may be given to others afterwards.
 	Leaver interface {
 		Gone(loads []*fleet.Load)

@@ -28,14 +28,15 @@ type ApproxPrefixCacheProducer struct {
 	// LRUCapacityPerServer is how many blocks are remembered of an endpoint whose engine does not tell.
 	LRUCapacityPerServer int `json:"lruCapacityPerServer"`
 
-	name  string
-	index *kvcache.Index
+	name    string
+	index   *kvcache.Index
+	unshown *unshown
 }
 
 func newApproxPrefixCacheProducer() ApproxPrefixCacheProducer {
 	return ApproxPrefixCacheProducer{
 		AutoTune: true, BlockSizeTokens: 16, MaxPrefixTokensToMatch: 131072,
-		MaxPrefixBlocksToMatch: 2048, LRUCapacityPerServer: 31250, index: kvcache.NewIndex(),
+		MaxPrefixBlocksToMatch: 2048, LRUCapacityPerServer: 31250, index: kvcache.NewIndex(), unshown: new(unshown),
 	}
 }
 
@@ -91,8 +92,16 @@ func (p *ApproxPrefixCacheProducer) Produce(c *sched.Cycle) {
 		c.Tokens = h.Tokens()
 	}
 	found := c.AddPrefix(p.name)
-	found.BlockTokens = block
+	found.BlockTokens, found.Asked = block, p.unshown.now()
 	c.LookUp(p.index, h, found)
+}
+
+// Refresh implements [sched.Reserver].
+func (p *ApproxPrefixCacheProducer) Refresh(c *sched.Cycle) { p.unshown.refresh(c, c.Prefix(p.name)) }
+
+// Reserve implements [sched.Reserver].
+func (p *ApproxPrefixCacheProducer) Reserve(c *sched.Cycle, chosen *fleet.Endpoint) {
+	p.unshown.reserve(c.Prefix(p.name), chosen.Load)
 }
 
 // Placed implements [sched.Placer].
@@ -105,6 +114,7 @@ func (p *ApproxPrefixCacheProducer) Placed(c *sched.Cycle, chosen *fleet.Endpoin
 	if chosen.Load.Ended() { // it left meanwhile, and Gone may have come first: the slot must be clean for another
 		p.index.Clear(chosen.Load.Slot)
 	}
+	p.unshown.added(found, chosen.Load)
 }
 
 // capacity is how many blocks of our size an endpoint's cache has.
