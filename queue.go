@@ -13,6 +13,7 @@ import (
 	"github.com/penstock-project/penstock/fleet"
 	"github.com/penstock-project/penstock/flow"
 	"github.com/penstock-project/penstock/flow/policy"
+	"github.com/penstock-project/penstock/gateway"
 )
 
 // flowMakers are the sets of flow control's policies.
@@ -39,6 +40,7 @@ func (s *site) gate(b *planner, pool fleet.ID, p *config.Picker) (flow.Gate, err
 	o := flow.Options{
 		MaxRequests: int64(value(fc.MaxRequests)), MaxBytes: int64(value(fc.MaxBytes)), TTL: defaultTTL,
 		Bands: map[int]flow.BandSpec{}, Detector: detector, Evict: fc.EnableEviction, Pool: pool, Store: s.store, Stale: s.gw.Stale,
+		Listener: gateway.Queued{Queue: s.gw.Observer.Queue(pool), Detector: p.Detector.Name},
 	}
 	if fc.DefaultRequestTTL != nil {
 		o.TTL, o.NoEndpointTTL = time.Duration(*fc.DefaultRequestTTL), time.Duration(*fc.DefaultRequestTTL)

@@ -16,6 +16,7 @@ type band struct {
 	credit   float64   // dispatches that its share earned
 	done     uint64    // the pass in which none of its flows could go
 	idle     time.Time // since when nobody waits
+	ceiling  float64   // the saturation up to which it dispatches, as the usage limit last said
 }
 
 // keep is how long a band that was made for a priority stays while nobody waits in it.
@@ -28,7 +29,7 @@ func newBand(priority int, spec BandSpec, static bool) *band {
 	if spec.MaxBytes <= 0 {
 		spec.MaxBytes = DefaultBandBytes
 	}
-	return &band{BandSpec: spec, priority: priority, static: static, fair: spec.Fairness(), flows: map[string]*Flow{}}
+	return &band{BandSpec: spec, priority: priority, static: static, fair: spec.Fairness(), flows: map[string]*Flow{}, ceiling: 1}
 }
 
 // push puts a request into its flow.

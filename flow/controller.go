@@ -67,14 +67,22 @@ var waiters = sync.Pool{New: func() any { return &waiter{wake: make(chan struct{
 // Enter implements [Gate].
 func (c *Controller) Enter(ctx context.Context, a *Ask) (Ticket, Reason) {
 	if c.closed.Load() {
+		c.turnedAway(a)
 		return Ticket{}, ShuttingDown
 	}
+	came := time.Now()
 	w := waiters.Get().(*waiter)
-	w.ask, w.dueAt, w.state, w.reason = *a, -1, queued, ""
+	w.ask, w.dueAt, w.state, w.reason, w.story = *a, -1, queued, "", Story{}
 	c.mu.Lock()
 	w.entered = time.Now()
 	c.enter(w)
 	out := w.state
+	if l := c.opt.Listener; l != nil {
+		l.Entered(&w.ask, w.story.Outcome, time.Since(came))
+	}
+	if a.Story != nil {
+		*a.Story = w.story
+	}
 	c.mu.Unlock()
 	if out == queued {
 		if a.Waits != nil {
@@ -92,6 +100,9 @@ func (c *Controller) Enter(ctx context.Context, a *Ask) (Ticket, Reason) {
 		}
 	} else {
 		<-w.wake
+	}
+	if a.Story != nil {
+		a.Story.Outcome = w.story.Outcome
 	}
 	if w.state == refused {
 		reason := w.reason
@@ -140,6 +151,7 @@ func (c *Controller) enter(w *waiter) {
 		c.leave(w, now, c.atCapacity(), cond(c.empty, NoEndpoints, Saturated))
 		return
 	}
+	c.stand(w, b)
 	c.expire(w, b)
 }
 
@@ -322,8 +334,21 @@ func (c *Controller) remove(w *waiter, now time.Time) {
 }
 
 func (c *Controller) tell(w *waiter, how Outcome, now time.Time) {
+	w.story.Outcome = how
 	if c.opt.Listener != nil {
 		c.opt.Listener.Left(&w.ask, how, now.Sub(w.entered))
+	}
+}
+
+// turnedAway tells of a request that came when we are leaving.
+func (c *Controller) turnedAway(a *Ask) {
+	if a.Story != nil {
+		*a.Story = Story{Outcome: RejectedOther}
+	}
+	if c.opt.Listener != nil {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.opt.Listener.Left(a, RejectedOther, 0)
 	}
 }
 
@@ -397,6 +422,9 @@ func (c *Controller) dispatch(now time.Time) {
 	if c.opt.Evict && c.count > 0 {
 		c.reclaim(now)
 	}
+	if c.opt.Listener != nil {
+		c.opt.Listener.Looked(time.Since(now))
+	}
 }
 
 // turn is the band whose turn it is: one that its share earned a dispatch, else the highest.
@@ -432,6 +460,7 @@ func (c *Controller) ceilings(now time.Time) {
 	full := c.saturation(now)
 	c.limits = c.opt.Limit.Ceilings(full, c.prios, c.limits)
 	for i, l := range c.limits {
+		c.bands[i].ceiling = l
 		if l < 1 && full >= l {
 			c.limits[i] = 0
 		} else {

@@ -54,6 +54,8 @@ func (r *rig) endpoints(n int) {
 	r.store.SetEndpoints("test", specs)
 }
 
+func (r *rig) Entered(*flow.Ask, flow.Outcome, time.Duration)    {}
+func (r *rig) Looked(time.Duration)                              {}
 func (r *rig) Left(_ *flow.Ask, o flow.Outcome, _ time.Duration) { r.left[o]++ }
 func (r *rig) Revoked(int)                                       { r.left["revoked"]++ }
 func (r *rig) Reclaimed(ok bool, _ time.Duration) {

@@ -61,6 +61,8 @@ type Ask struct {
 	Refresh func(s *fleet.Snapshot, into []*fleet.Endpoint) []*fleet.Endpoint
 	// Waits is called when the request does not go at once; nil for nobody.
 	Waits func()
+	// Story is filled in before Waits is called and before Enter returns; nil for nobody.
+	Story *Story
 	Now   time.Time
 	// Stale is the age beyond which a signal counts as unknown.
 	Stale time.Duration

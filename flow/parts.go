@@ -131,7 +131,12 @@ type Options struct {
 
 // Listener counts what happens at a gate. Calls come under the gate's lock.
 type Listener interface {
-	// Left tells that a request left the queue: its outcome, how long it waited, and the time that entering took.
+	// Entered tells how long it took a request to enter, the wait for the lock included. Its outcome is empty where it
+	// waits from now on.
+	Entered(a *Ask, outcome Outcome, took time.Duration)
+	// Looked tells how long it took to look for room and let those go that have it.
+	Looked(took time.Duration)
+	// Left tells that a request left the queue: its outcome, and how long it waited.
 	Left(a *Ask, outcome Outcome, waited time.Duration)
 	// Revoked tells of a request that was asked back for one of that priority, and later how that ended.
 	Revoked(priority int)

@@ -32,6 +32,7 @@ type waiter struct {
 	wake    chan struct{}
 	state   state
 	reason  Reason
+	story   Story
 
 	// Once granted:
 	kept    *fleet.Load // where its place is kept until it is placed

@@ -171,6 +171,9 @@ func New(o Options) *Gateway {
 		}
 	})
 	o.Store.OnPublish(g.kick)
+	if o.Observer != nil {
+		o.Observer.WatchQueues(g.queues)
+	}
 	return g
 }
 

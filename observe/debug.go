@@ -74,6 +74,7 @@ type (
 		Objectives map[string]int `json:"objectives,omitempty"`
 		Ready      int            `json:"ready"`
 		Endpoints  []EndpointView `json:"endpoints"`
+		Queue      *QueueView     `json:"queue,omitempty"` // of flow control, where it is on
 	}
 	// EndpointView is one endpoint: what it told, and what we count.
 	EndpointView struct {
@@ -137,9 +138,10 @@ type (
 func (o *Observer) Fleet() FleetView {
 	snap, now := o.store.Load(), time.Now()
 	causes := o.causesOf(snap)
+	queues := o.queueViews()
 	v := FleetView{Time: now, Version: snap.Version, Pools: []PoolView{}}
 	for _, p := range snap.Pools {
-		pv := PoolView{Namespace: p.Namespace, Name: p.Name, Picker: p.Picker, H2C: p.H2C, Objectives: p.Objectives, Endpoints: []EndpointView{}}
+		pv := PoolView{Namespace: p.Namespace, Name: p.Name, Picker: p.Picker, H2C: p.H2C, Objectives: p.Objectives, Endpoints: []EndpointView{}, Queue: queues[p.ID]}
 		for _, e := range p.Endpoints {
 			ev := o.endpoint(e, now)
 			if heard(e, now, o.stale) {

@@ -59,6 +59,7 @@ type Observer struct {
 	health                    atomic.Pointer[fleet.HealthPolicy]
 	open, buffered            atomic.Pointer[func() int64]
 	decisions                 decisions
+	queues                    queues
 
 	mu     sync.Mutex
 	causes map[*fleet.Load]string // why the metrics page of an incarnation was last not read
@@ -85,6 +86,7 @@ func New(opt Options) *Observer {
 	}
 	o.table = table{served: o.served, sets: map[Labels]*series{}, models: map[string]bool{}, tenants: map[string]bool{"default-flow": true}}
 	o.attempts.init(o.store)
+	o.queues.init(o)
 	o.decisions.healthy.max, o.decisions.troubled.max = ringBytes, ringBytes
 	o.SetHealth(fleet.DefaultHealth())
 	o.register(opt)
@@ -124,7 +126,7 @@ func (o *Observer) register(opt Options) {
 		}
 		return float64(o.access.dropped.Load())
 	})
-	o.registry.MustRegister(&o.table, &o.attempts, &pools{o: o}, o.schedule, o.request, o.answer, o.plugins, o.pollErrors,
+	o.registry.MustRegister(&o.table, &o.attempts, &o.queues, &pools{o: o}, o.schedule, o.request, o.answer, o.plugins, o.pollErrors,
 		o.extractErrors, o.droppedHeaders, o.ejections, o.rewrites, info, ends, dropped, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 }
 

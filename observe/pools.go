@@ -64,16 +64,9 @@ func (c *pools) Describe(ch chan<- *prometheus.Desc) {
 func (c *pools) Collect(ch chan<- prometheus.Metric) {
 	snap, now := c.o.store.Load(), time.Now()
 	causes := c.o.causesOf(snap)
-	names := map[string]int{}
+	names := poolNames(snap)
 	for _, p := range snap.Pools {
-		names[p.Name]++
-	}
-	for _, p := range snap.Pools {
-		name := p.Name // the contract's label; namespaces only where they are needed
-		if names[name] > 1 {
-			name = p.ID.String()
-		}
-		c.pool(ch, p, name, now, causes)
+		c.pool(ch, p, names[p.ID], now, causes)
 	}
 	inFlight(ch, snap)
 	if f := c.o.open.Load(); f != nil {

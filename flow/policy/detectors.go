@@ -107,10 +107,7 @@ func (d *UtilizationDetector) Room(v flow.View, _ int64) bool {
 
 // Fill implements [flow.Detector].
 func (d *UtilizationDetector) Fill(v flow.View) (fill, weight float64) {
-	stale := v.Stale
-	if d.MetricsStalenessThreshold > 0 {
-		stale = time.Duration(d.MetricsStalenessThreshold)
-	}
+	stale := d.stale(v)
 	queue, kv := v.Waiting.Fresh(v.Now, stale), v.KVUsage.Fresh(v.Now, stale)
 	if !queue && !kv {
 		return float64(v.Requests) / float64(d.UnknownConcurrency), 1
@@ -126,6 +123,19 @@ func (d *UtilizationDetector) Fill(v flow.View) (fill, weight float64) {
 		fill = max(fill, v.KVUsage.Value/d.KVCacheUtilThreshold)
 	}
 	return fill, 1
+}
+
+// Unknown implements [flow.Blind].
+func (d *UtilizationDetector) Unknown(v flow.View) bool {
+	stale := d.stale(v)
+	return !v.Waiting.Fresh(v.Now, stale) && !v.KVUsage.Fresh(v.Now, stale)
+}
+
+func (d *UtilizationDetector) stale(v flow.View) time.Duration {
+	if d.MetricsStalenessThreshold > 0 {
+		return time.Duration(d.MetricsStalenessThreshold)
+	}
+	return v.Stale
 }
 
 // Lag implements [flow.Lagging]: the next look at the endpoint, and the time an engine takes to let go.
