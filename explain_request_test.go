@@ -72,6 +72,12 @@ func outcomeOf(t *testing.T, d *datadriven.TestData) *observe.Outcome {
 			out.End = observe.End(v)
 		case a.Key == "refusedby":
 			dec.Refused = v
+		case a.Key == "flow":
+			out.Wait.Outcome = v
+		case a.Key == "for":
+			out.Wait.For = v
+		case a.Key == "ahead":
+			out.Wait.Ahead, out.Wait.Own, out.Wait.Flows = numberIn[int](t, a.Vals[0]), numberIn[int](t, a.Vals[1]), numberIn[int](t, a.Vals[2])
 		case a.Key == "picker":
 			stages.Picker = v
 		case a.Key == "noprofile":

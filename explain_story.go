@@ -100,11 +100,47 @@ func (s *story) happened() {
 func (s *story) times() {
 	r := s.r
 	s.line("time       body %s, queue %s, decision %s, scoring %s", ms(r.BodyMS), ms(r.QueueMS), ms(r.DecisionUS/1e3), ms(r.ScheduleUS/1e3))
+	s.waited()
 	t := r.Tokens
 	if t.Estimated == 0 && t.Prompt == nil {
 		return
 	}
 	s.line("tokens     prompt %s (estimated %d), cached %s (predicted %d), output %s", count(t.Prompt), t.Estimated, count(t.Cached), t.PredictedCached, count(t.Output))
+}
+
+// waited says what flow control made of it.
+func (s *story) waited() {
+	f := s.r.Flow
+	if f == nil {
+		return
+	}
+	if f.For == "" {
+		s.line("flow       %s at once", flowOutcome(f.Outcome))
+		return
+	}
+	s.line("flow       %s after %s of waiting for %s", flowOutcome(f.Outcome), ms(s.r.QueueMS), waitsFor[f.For])
+	s.line("           before it %s of its priority or a higher one, %d of its own tenant; %s at its priority",
+		plural(f.Ahead, "request"), f.Own, plural(f.Flows, "tenant"))
+}
+
+// flowOutcome is an outcome in words, with its name.
+func flowOutcome(name string) string {
+	if text := flowOutcomes[name]; text != "" {
+		return text + " (" + name + ")"
+	}
+	return name
+}
+
+var flowOutcomes = map[string]string{
+	"Dispatched": "let go", "RejectedCapacity": "refused, the queue was full", "RejectedNoEndpoints": "refused, no endpoints and the queue full",
+	"RejectedOther": "refused, shutting down", "EvictedTTL": "given up", "EvictedNoEndpoints": "given up",
+	"EvictedContextCancelled": "gone, its client left", "EvictedOther": "sent away, shutting down",
+}
+
+// waitsFor is what a request waits for, in words.
+var waitsFor = map[string]string{
+	"endpoints": "endpoints", "room": "room at an endpoint that can serve it",
+	"ceiling": "the usage limit, which keeps room for higher priorities", "turn": "its turn",
 }
 
 // table shows the candidates in rank order.
@@ -398,6 +434,12 @@ func (s *story) advice() {
 
 func (s *story) cause() string {
 	r := s.r
+	if f := r.Flow; f != nil && f.Outcome == "RejectedCapacity" {
+		if f.For != "" {
+			return "the queue was full, and one of higher priority took its place there.\nDo:  add endpoints, or raise flowControl's maxRequests and maxBytes; llm_d_epp_flow_control_global_capacity_utilization_requests and _bytes show how full it is."
+		}
+		return "all endpoints that could serve it were busy, and the queue was full.\nDo:  add endpoints, or raise maxRequests and maxBytes of its priority's band or of all flowControl; llm_d_epp_flow_control_capacity_utilization_requests and the like show which bound it was. The client may try again after Retry-After."
+	}
 	switch {
 	case r.RefusedBy != "":
 		return fmt.Sprintf("the admitter %s turned it away: %s.\nDo:  look at its parameters with penstock explain, and at /debug/fleet for what it measures; more endpoints help where it is capacity.", r.RefusedBy, r.Message)

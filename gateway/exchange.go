@@ -56,6 +56,7 @@ type Exchange struct {
 	order   []*fleet.Endpoint // the pick and its fallbacks, best first
 	at      int               // the current one
 	ticket  flow.Ticket       // from the gate
+	waited  flow.Story        // at the gate
 	hold    fleet.Hold
 	answer  *request.Answer
 	sse     bool

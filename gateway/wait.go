@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock-project/penstock/fleet"
 	"github.com/penstock-project/penstock/flow"
+	"github.com/penstock-project/penstock/observe"
 	"github.com/penstock-project/penstock/route"
 	"github.com/penstock-project/penstock/sched"
 )
@@ -31,6 +32,7 @@ func (x *Exchange) enter(ctx context.Context, pool fleet.ID, c *sched.Cycle, ver
 	}
 	a.Uncached = a.Tokens
 	a.Class, a.Refresh = x.class(pool)
+	a.Story = &x.waited
 	waited := false
 	a.Waits = func() {
 		waited = true
@@ -38,6 +40,8 @@ func (x *Exchange) enter(ctx context.Context, pool fleet.ID, c *sched.Cycle, ver
 	}
 	ticket, reason := x.lane.Gate.Enter(ctx, a)
 	x.ticket = ticket
+	s := &x.waited
+	x.out.Wait = observe.Wait{Outcome: string(s.Outcome), For: string(s.For), Ahead: s.Ahead, Own: s.Own, Flows: s.Flows}
 	if waited {
 		x.out.Queue = time.Since(now)
 	}

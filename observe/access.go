@@ -137,6 +137,7 @@ func appendLine(b []byte, o *Outcome) []byte {
 	b = text(b, "end", string(o.End), MaxLabel)
 	b = appendDecision(b, o)
 	b = duration(b, "queue_ms", o.Queue, time.Millisecond)
+	b = text(b, "flow", o.Wait.Outcome, MaxLabel)
 	b = duration(b, "schedule_us", o.Schedule, time.Microsecond)
 	if o.TTFT > 0 {
 		b = duration(b, "ttft_ms", o.TTFT, time.Millisecond)

@@ -25,7 +25,7 @@ func TestAccessLine(t *testing.T) {
 		{"everything", sampled(), `{"time":"2026-01-02T03:04:06.1Z","level":"INFO","msg":"request","id":"req-1","door":"proxy","api":"chat","path":"/v1/chat/completions",` +
 			`"pool":"default/p","endpoint":"default/e1","address":"10.0.0.1:8000","model":"m","target":"m-base","tenant":"acme","priority":5,"status":200,"end":"complete",` +
 			`"candidates":4,"score":3.9853,"scores":{"queue-scorer":0.5,"kv-cache-utilization-scorer":0.75,"prefix-cache-scorer":1},` +
-			`"queue_ms":1.500,"schedule_us":12,"ttft_ms":50,"duration_ms":1100,"retries":0,"stream":true,"request_bytes":1000,"response_bytes":20000,` +
+			`"queue_ms":1.500,"flow":"Dispatched","schedule_us":12,"ttft_ms":50,"duration_ms":1100,"retries":0,"stream":true,"request_bytes":1000,"response_bytes":20000,` +
 			`"prompt_tokens":300,"output_tokens":101,"cached_tokens":128,"predicted_cached":256}`},
 		{"refused", &Outcome{ID: "i", Door: "extproc", End: Refused, Status: 429, Reason: "rejected-saturated", Message: "full", Labels: Labels{Model: "a\"b\n\u2028\xff", Priority: -1},
 			Start: time.Unix(0, 0).UTC(), PromptTokens: Unknown, OutputTokens: Unknown, Cached: Unknown},

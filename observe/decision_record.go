@@ -17,15 +17,16 @@ type (
 	// no values of headers but for the id, the tenant and the model.
 	Record struct {
 		Summary
-		Door      string   `json:"door"`
-		API       string   `json:"api,omitempty"`
-		Stream    bool     `json:"stream"`
-		Profile   string   `json:"profile,omitempty"`
-		Picker    string   `json:"picker,omitempty"`
-		RefusedBy string   `json:"refused_by,omitempty"` // the admitter
-		Message   string   `json:"message,omitempty"`
-		Pick      string   `json:"pick,omitempty"` // what was chosen first
-		Fallbacks []string `json:"fallbacks,omitempty"`
+		Door      string      `json:"door"`
+		API       string      `json:"api,omitempty"`
+		Stream    bool        `json:"stream"`
+		Profile   string      `json:"profile,omitempty"`
+		Picker    string      `json:"picker,omitempty"`
+		RefusedBy string      `json:"refused_by,omitempty"` // the admitter
+		Flow      *FlowRecord `json:"flow_control,omitempty"`
+		Message   string      `json:"message,omitempty"`
+		Pick      string      `json:"pick,omitempty"` // what was chosen first
+		Fallbacks []string    `json:"fallbacks,omitempty"`
 		// Endpoints is how many the pool had, Scored how many of them no stage dropped.
 		Endpoints  int         `json:"endpoints"`
 		Scored     int         `json:"scored"`
@@ -42,6 +43,15 @@ type (
 		Tokens     TokenView     `json:"tokens"`
 		Blocks     int           `json:"prompt_blocks,omitempty"`
 		BlockSize  int           `json:"block_size,omitempty"` // tokens
+	}
+	// FlowRecord is what flow control made of the request. What it waited for and where it stood are of the moment in
+	// which it began to wait, and absent when it went at once.
+	FlowRecord struct {
+		Outcome string `json:"outcome"`
+		For     string `json:"waited_for,omitempty"`      // endpoints, room, ceiling or turn
+		Ahead   int    `json:"ahead,omitempty"`           // with its priority or a higher one
+		Own     int    `json:"ahead_of_tenant,omitempty"` // of its tenant and priority
+		Flows   int    `json:"tenants,omitempty"`         // that waited with its priority, its own included
 	}
 	// Summary is a record in a list.
 	Summary struct {
@@ -166,6 +176,9 @@ func (r *kept) record() Record {
 		SlowTTFTMS: inMS(r.slowTTFT), SlowEndMS: inMS(r.slowEnd), BodyMS: inMS(o.Body),
 		ScheduleUS: inUS(o.Schedule), DecisionUS: inUS(o.Deciding), Blocks: r.blocks, BlockSize: r.blockSize,
 		Tokens: TokenView{o.EstimatedTokens, counted(o.PromptTokens), counted(o.OutputTokens), o.PredictedCached, counted(o.Cached)},
+	}
+	if w := o.Wait; w.Outcome != "" {
+		v.Flow = &FlowRecord{w.Outcome, w.For, w.Ahead, w.Own, w.Flows}
 	}
 	for _, a := range o.Attempts {
 		v.Attempts = append(v.Attempts, AttemptView(a))

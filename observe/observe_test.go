@@ -33,7 +33,7 @@ func sampled() *Outcome {
 		Labels: Labels{Model: "m", Target: "m-base", Tenant: "acme", Priority: 5},
 		ID:     "req-1", Door: "proxy", API: "chat", Path: "/v1/chat/completions", Pool: "default/p", Rewrite: "w", Endpoint: "default/e1",
 		Address: "10.0.0.1:8000", Stream: true, End: Complete, Status: 200, Start: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
-		Body: time.Millisecond, Queue: 1500 * time.Microsecond, Schedule: 12 * time.Microsecond, Deciding: 30 * time.Microsecond,
+		Body: time.Millisecond, Queue: 1500 * time.Microsecond, Wait: Wait{Outcome: "Dispatched", For: "room", Ahead: 7, Own: 2, Flows: 3}, Schedule: 12 * time.Microsecond, Deciding: 30 * time.Microsecond,
 		TTFT: 50 * time.Millisecond, Last: 1050 * time.Millisecond, Duration: 1100 * time.Millisecond, Candidates: 4, Score: 3.9853,
 		Parts:  []Part{{"queue-scorer", 0.5, 2}, {"kv-cache-utilization-scorer", 0.75, 2}, {"prefix-cache-scorer", 1, 3}},
 		Events: 101, RequestBytes: 1000, ResponseBytes: 20000, PromptTokens: 300, OutputTokens: 101, Cached: 128,

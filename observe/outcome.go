@@ -35,6 +35,19 @@ type Part struct {
 	Weight float64
 }
 
+// Wait is what flow control made of a request. The zero Wait is none: it is off, or the request did not come so far.
+type Wait struct {
+	// Outcome is how the wait ended, also where there was none: Dispatched, RejectedCapacity and so on.
+	Outcome string
+	// For is what it waited for when it began to: endpoints, room, ceiling or turn; "" when it did not wait. The rest is
+	// of that moment.
+	For string
+	// Ahead are those that waited with its priority or a higher one, Own those of its tenant and priority.
+	Ahead, Own int
+	// Flows are the tenants that waited with its priority, its own included.
+	Flows int
+}
+
 // Outcome is all that is worth telling of one request when it ended.
 // Durations are zero when the request did not get that far. No prompt text.
 type Outcome struct {
@@ -55,6 +68,7 @@ type Outcome struct {
 	Start                              time.Time
 	Body                               time.Duration // until the request body was complete
 	Queue                              time.Duration // waiting in flow control
+	Wait                               Wait
 	Schedule                           time.Duration // filters, scorers, picker
 	Deciding                           time.Duration // from complete body to decision, queue excluded
 	TTFT                               time.Duration // from Start to the first token
