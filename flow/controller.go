@@ -19,13 +19,19 @@ import (
 // goroutine.
 type Controller struct {
 	opt     Options
+	bounded bool // all that waits is
 	waiting atomic.Int64
-	closed  atomic.Bool
 
 	mu      sync.Mutex
-	bands   []*band // by falling priority
+	closed  bool
+	seen    *fleet.Snapshot
+	pool    *fleet.Pool // of it; nil when there is none
+	looked  time.Time   // when all was last looked at anew
+	bands   []*band     // by falling priority
 	classes map[string]*class
+	active  []*class // those that have requests waiting
 	count   int
+	ready   int // of these, whose class is not full
 	bytes   int64
 	seq     uint64
 	pass    uint64
@@ -35,17 +41,23 @@ type Controller struct {
 	timer   *time.Timer
 	alarm   time.Time // when the timer fires; zero when it is off
 	leases  leases
+	meter   meter
 	prios   []int
 	limits  []float64
 	pace    float64 // dispatches a second, of late
 	paced   time.Time
+	spare   spares
 }
+
+// backstop is how often all is looked at anew while requests wait: some things change with time alone, a signal that
+// becomes unknown, an endpoint that is let in again.
+const backstop = time.Second
 
 var _ Gate = (*Controller)(nil)
 
 // New returns a gate nobody waits at.
 func New(opt Options) *Controller {
-	c := &Controller{opt: opt, classes: map[string]*class{}}
+	c := &Controller{opt: opt, bounded: opt.MaxRequests > 0 || opt.MaxBytes > 0, classes: map[string]*class{}}
 	for priority, spec := range opt.Bands {
 		c.bands = append(c.bands, newBand(priority, spec, true))
 	}
@@ -53,29 +65,40 @@ func New(opt Options) *Controller {
 		c.bands = append(c.bands, newBand(0, opt.Default, true))
 	}
 	slices.SortFunc(c.bands, func(a, b *band) int { return cmp.Compare(b.priority, a.priority) })
+	c.seen, c.looked = opt.Store.Load(), time.Now()
+	c.pool = c.seen.Pool(opt.Pool)
 	c.empty = c.isEmpty()
 	return c
 }
 
-func (c *Controller) isEmpty() bool {
-	p := c.opt.Store.Load().Pool(c.opt.Pool)
-	return p == nil || len(p.Endpoints) == 0
+func (c *Controller) isEmpty() bool { return c.pool == nil || len(c.pool.Endpoints) == 0 }
+
+// look follows the fleet. What it had found out about room is void when there is a later snapshot, or news.
+func (c *Controller) look(now time.Time, news bool) {
+	s := c.opt.Store.Load()
+	if s == c.seen && !news {
+		return
+	}
+	c.seen, c.pool, c.looked, c.meter.valid = s, s.Pool(c.opt.Pool), now, false
+	for _, cl := range c.active {
+		cl.old = true
+		c.reopen(cl)
+	}
+	if empty := c.isEmpty(); empty != c.empty {
+		c.empty, c.since = empty, now
+		c.regime()
+	}
 }
 
 var waiters = sync.Pool{New: func() any { return &waiter{wake: make(chan struct{}, 1)} }}
 
 // Enter implements [Gate].
 func (c *Controller) Enter(ctx context.Context, a *Ask) (Ticket, Reason) {
-	if c.closed.Load() {
-		c.turnedAway(a)
-		return Ticket{}, ShuttingDown
-	}
 	came := time.Now()
 	w := waiters.Get().(*waiter)
-	w.ask, w.dueAt, w.state, w.reason, w.story = *a, -1, queued, "", Story{}
+	w.ask = *a
 	c.mu.Lock()
-	w.entered = time.Now()
-	c.enter(w)
+	c.enter(w, time.Now())
 	out := w.state
 	if l := c.opt.Listener; l != nil {
 		l.Entered(&w.ask, w.story.Outcome, time.Since(came))
@@ -91,11 +114,7 @@ func (c *Controller) Enter(ctx context.Context, a *Ask) (Ticket, Reason) {
 		select {
 		case <-w.wake:
 		case <-ctx.Done():
-			c.mu.Lock()
-			if w.state == queued {
-				c.leave(w, time.Now(), EvictedContextCancelled, Cancelled)
-			}
-			c.mu.Unlock()
+			c.cancel(w)
 			<-w.wake // whoever decided left a word
 		}
 	} else {
@@ -117,6 +136,19 @@ func (c *Controller) Enter(ctx context.Context, a *Ask) (Ticket, Reason) {
 	return t, ""
 }
 
+// cancel takes out one whose client left, unless its wait just ended otherwise.
+func (c *Controller) cancel(w *waiter) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if w.state != queued {
+		return
+	}
+	now := time.Now()
+	c.leave(w, now, EvictedContextCancelled, Cancelled)
+	c.look(now, false)
+	c.dispatch(now) // those behind it may need less room
+}
+
 // free gives the waiter back for others.
 func (w *waiter) free() {
 	*w = waiter{wake: w.wake}
@@ -124,35 +156,39 @@ func (w *waiter) free() {
 }
 
 // enter queues a request, lets go who can, and refuses it if it can't and there is no more room to wait.
-func (c *Controller) enter(w *waiter) {
-	now := w.entered
-	c.regime(now)
+func (c *Controller) enter(w *waiter, now time.Time) {
+	w.entered, w.dueAt, w.state, w.story = now, -1, queued, Story{}
+	if c.closed {
+		w.state, w.reason = refused, ShuttingDown
+		c.tell(w, RejectedOther, now)
+		w.wake <- struct{}{}
+		return
+	}
+	c.look(now, false)
 	b := c.band(w.ask.Priority, now)
 	c.seq++
 	w.seq, w.rank = c.seq, b.Ordering.Rank(&w.ask, now, c.ttl(b, &w.ask))
-	cl := c.classes[w.ask.Class]
-	if cl == nil {
-		cl = &class{key: w.ask.Class, refresh: w.ask.Refresh}
-		c.classes[cl.key] = cl
-	}
-	if cl.waiting == 0 { // its candidates are as new as those of the request
-		cl.candidates, cl.version = append(cl.candidates[:0], w.ask.Candidates...), w.ask.Version
-	}
-	w.ask.Candidates = nil
-	b.push(w, cl, now)
-	c.count++
-	c.bytes += w.ask.Bytes
+	cl := c.class(&w.ask)
+	c.push(b, w, cl, now)
 	c.waiting.Store(int64(c.count))
+	if w.ask.Uncached < cl.none { // it may fit where others don't
+		c.reopen(cl)
+	}
 	c.dispatch(now)
 	if w.state != queued {
 		return
 	}
 	if !c.fits(b, w, now) {
-		c.leave(w, now, c.atCapacity(), cond(c.empty, NoEndpoints, Saturated))
+		c.leave(w, now, c.atCapacity(), c.noCapacity())
+		c.dispatch(now)
 		return
+	}
+	if w.state != queued {
+		return // others gave way that stood before it
 	}
 	c.stand(w, b)
 	c.expire(w, b)
+	c.wind()
 }
 
 func cond[T any](ok bool, yes, no T) T {
@@ -165,49 +201,36 @@ func cond[T any](ok bool, yes, no T) T {
 func (c *Controller) atCapacity() Outcome {
 	return cond(c.empty, RejectedNoEndpoints, RejectedCapacity)
 }
+func (c *Controller) noCapacity() Reason { return cond(c.empty, NoEndpoints, Saturated) }
 
-// fits reports whether the last to come may wait. Where the bound of all is reached, one of lower priority
-// gives way.
+// fits reports whether the last to come may wait. Where the bound of all is reached, those of lower priority give
+// way, if that is enough: of the lowest, the newest request of the longest flow.
 func (c *Controller) fits(b *band, w *waiter, now time.Time) bool {
-	if b.count > int(b.MaxRequests) || b.bytes > b.MaxBytes {
+	if int64(b.count) > b.MaxRequests || b.bytes > b.MaxBytes {
 		return false
 	}
-	for c.opt.MaxRequests > 0 && int64(c.count) > c.opt.MaxRequests || c.opt.MaxBytes > 0 && c.bytes > c.opt.MaxBytes {
-		o := c.least(w.ask.Priority)
-		if o == nil {
-			return false
-		}
-		c.leave(o, now, RejectedCapacity, Saturated)
+	over := func(count int, bytes int64) bool {
+		return c.opt.MaxRequests > 0 && int64(count) > c.opt.MaxRequests || c.opt.MaxBytes > 0 && bytes > c.opt.MaxBytes
 	}
+	if !over(c.count, c.bytes) {
+		return true
+	}
+	count, bytes := c.count, c.bytes
+	for _, o := range c.bands {
+		if o.priority < b.priority {
+			count, bytes = count-o.count, bytes-o.bytes
+		}
+	}
+	if over(count, bytes) {
+		return false
+	}
+	for _, o := range slices.Backward(c.bands) {
+		for o.count > 0 && over(c.count, c.bytes) {
+			c.leave(o.lengths.longest().newest, now, c.atCapacity(), c.noCapacity())
+		}
+	}
+	c.dispatch(now) // those behind them may need less room
 	return true
-}
-
-// least is the newest request of the longest flow of the lowest priority below p.
-func (c *Controller) least(p int) *waiter {
-	for _, b := range slices.Backward(c.bands) {
-		if b.priority >= p {
-			return nil
-		}
-		var longest *Flow
-		for _, f := range b.flows {
-			if longest == nil || f.Len > longest.Len || f.Len == longest.Len && f.Tenant < longest.Tenant {
-				longest = f
-			}
-		}
-		if longest == nil {
-			continue
-		}
-		var newest *waiter
-		for _, q := range longest.classes {
-			for _, w := range q.heap[len(q.heap)/2:] {
-				if newest == nil || w.seq > newest.seq {
-					newest = w
-				}
-			}
-		}
-		return newest
-	}
-	return nil
 }
 
 // band finds the band of a priority, or makes it.
@@ -216,9 +239,18 @@ func (c *Controller) band(priority int, now time.Time) *band {
 	if ok {
 		return c.bands[at]
 	}
-	c.bands = slices.DeleteFunc(c.bands, func(b *band) bool { return !b.static && b.count == 0 && now.Sub(b.idle) > keep })
+	c.bands = slices.DeleteFunc(c.bands, func(b *band) bool {
+		old := !b.static && b.count == 0 && now.Sub(b.idle) > keep
+		if old {
+			for _, cl := range c.classes {
+				cl.lanes = slices.DeleteFunc(cl.lanes, func(l *lane) bool { return l.band == b })
+			}
+		}
+		return old
+	})
 	at, _ = slices.BinarySearchFunc(c.bands, priority, func(b *band, p int) int { return cmp.Compare(p, b.priority) })
 	b := newBand(priority, cond(priority < 0, c.opt.Negative, c.opt.Default), false)
+	b.idle = now
 	c.bands = slices.Insert(c.bands, at, b)
 	return b
 }
@@ -256,12 +288,14 @@ func (c *Controller) expire(w *waiter, b *band) {
 		return
 	}
 	c.expiry.push(w)
-	c.wind()
 }
 
-// wind sets the timer to the next that expires.
+// wind sets the timer to the next that expires, or to when it is time to look again.
 func (c *Controller) wind() {
 	next := c.leases.due()
+	if c.count > 0 && (next.IsZero() || c.looked.Add(backstop).Before(next)) {
+		next = c.looked.Add(backstop)
+	}
 	if len(c.expiry) > 0 && (next.IsZero() || c.expiry[0].due.Before(next)) {
 		next = c.expiry[0].due
 	}
@@ -281,8 +315,11 @@ func (c *Controller) ring() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.alarm = time.Time{}
-	now := time.Now()
-	c.regime(now)
+	c.expired(time.Now())
+}
+
+func (c *Controller) expired(now time.Time) {
+	c.look(now, now.Sub(c.looked) >= backstop)
 	for len(c.expiry) > 0 && !c.expiry[0].due.After(now) {
 		c.leave(c.expiry[0], now, cond(c.empty, EvictedNoEndpoints, EvictedTTL), cond(c.empty, NoEndpoints, TTLExpired))
 	}
@@ -291,25 +328,22 @@ func (c *Controller) ring() {
 	c.wind()
 }
 
-// regime follows whether the pool has endpoints. Time under one regime does not count under the other.
-func (c *Controller) regime(now time.Time) {
-	if empty := c.isEmpty(); empty != c.empty {
-		c.empty, c.since = empty, now
-		all := c.expiry
-		c.expiry = nil
-		for _, w := range all {
-			w.dueAt = -1
-		}
-		for _, b := range c.bands {
-			for _, f := range b.flows {
-				for _, q := range f.classes {
-					for _, w := range q.heap {
-						c.expire(w, b)
-					}
-				}
+// regime sets anew until when requests wait, after the pool lost its endpoints or got some. Time under one regime does
+// not count under the other.
+func (c *Controller) regime() {
+	for _, w := range c.expiry {
+		w.dueAt = -1
+	}
+	clear(c.expiry)
+	c.expiry = c.expiry[:0]
+	for _, b := range c.bands {
+		for _, f := range b.flows {
+			for w := f.newest; w != nil; w = w.older {
+				c.expire(w, b)
 			}
 		}
 	}
+	c.wind()
 }
 
 // leave ends a wait without dispatch.
@@ -322,14 +356,18 @@ func (c *Controller) leave(w *waiter, now time.Time, how Outcome, why Reason) {
 
 // remove takes a waiter out of the queue.
 func (c *Controller) remove(w *waiter, now time.Time) {
-	cl := w.queue.class
-	w.flow.b.remove(w, now)
+	cl := w.queue.lane.class
+	if cl.stuck == w && cl.none > 0 {
+		c.reopen(cl) // those behind it may need less room
+	}
+	c.pull(w, now)
 	c.expiry.remove(w)
 	if cl.waiting == 0 {
-		delete(c.classes, cl.key)
+		c.rest(cl)
 	}
-	c.count--
-	c.bytes -= w.ask.Bytes
+	if c.count == 0 && cap(c.expiry) > crowd {
+		c.expiry = nil
+	}
 	c.waiting.Store(int64(c.count))
 }
 
@@ -337,18 +375,6 @@ func (c *Controller) tell(w *waiter, how Outcome, now time.Time) {
 	w.story.Outcome = how
 	if c.opt.Listener != nil {
 		c.opt.Listener.Left(&w.ask, how, now.Sub(w.entered))
-	}
-}
-
-// turnedAway tells of a request that came when we are leaving.
-func (c *Controller) turnedAway(a *Ask) {
-	if a.Story != nil {
-		*a.Story = Story{Outcome: RejectedOther}
-	}
-	if c.opt.Listener != nil {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.opt.Listener.Left(a, RejectedOther, 0)
 	}
 }
 
@@ -360,66 +386,58 @@ func (c *Controller) Kick() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := time.Now()
-	c.regime(now)
+	c.look(now, true)
 	c.dispatch(now)
 }
 
 // Close implements [Gate].
 func (c *Controller) Close() {
-	c.closed.Store(true)
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.closed = true
 	now := time.Now()
 	for _, b := range c.bands {
 		for _, f := range b.flows {
-			for f.Len > 0 {
-				c.leave(f.first(0), now, EvictedOther, ShuttingDown)
+			for w := f.newest; w != nil; w = f.newest {
+				c.leave(w, now, EvictedOther, ShuttingDown)
 			}
 		}
-	}
-	if c.timer != nil {
-		c.timer.Stop()
 	}
 }
 
 // dispatch lets requests go while there is room: by priority, by the fairness of the band, in the order of the
-// flow.
+// flow. Nothing is asked twice: a class is full until something changed that could make room for it.
 func (c *Controller) dispatch(now time.Time) {
 	if c.count == 0 {
 		return
 	}
 	c.pass++
-	open := len(c.classes)
+	evict := c.opt.Evict && len(c.leases.list) > 0
+	if c.ready == 0 && !evict {
+		return
+	}
 	c.ceilings(now)
-	ok := func(f *Flow) bool { return f.first(c.pass) != nil }
-	for open > 0 && c.count > 0 {
+	for c.ready > 0 {
 		b := c.turn()
 		if b == nil {
 			break
 		}
-		f := b.fair.Next(now, ok)
+		f := b.fair.Next(now, open)
 		if f == nil {
 			b.done = c.pass
 			continue
 		}
-		w := b.choose(f, c.pass, now)
-		cl := w.queue.class
+		w := b.choose(f, now)
+		cl := w.queue.lane.class
 		e := c.room(cl, w.ask.Uncached, now)
 		if e == nil {
-			cl.blocked = c.pass
-			open--
-			if len(f.classes) > 1 && f.head(c.pass) {
-				b.fair.Headed(f, now)
-			}
+			c.shut(cl, w)
 			continue
 		}
 		c.grant(w, e, now)
-		if cl.waiting == 0 {
-			open--
-		}
 		c.ceilings(now)
 	}
-	if c.opt.Evict && c.count > 0 {
+	if evict && c.count > 0 {
 		c.reclaim(now)
 	}
 	if c.opt.Listener != nil {
@@ -429,62 +447,81 @@ func (c *Controller) dispatch(now time.Time) {
 
 // turn is the band whose turn it is: one that its share earned a dispatch, else the highest.
 func (c *Controller) turn() *band {
-	may := func(i int, b *band) bool { return b.count > 0 && b.done != c.pass && c.limits[i] > 0 }
-	for i, b := range c.bands {
-		if b.credit >= 1 && may(i, b) {
+	may := func(b *band) bool { return b.ready > 0 && b.done != c.pass && !b.held }
+	for _, b := range c.bands {
+		if b.credit >= 1-rounding && may(b) {
 			return b
 		}
 	}
-	for i, b := range c.bands {
-		if may(i, b) {
+	for _, b := range c.bands {
+		if may(b) {
 			return b
 		}
 	}
 	return nil
 }
 
-// ceilings works out which bands the usage limit lets dispatch: limits is above 0 for those.
+// ceilings works out which bands the usage limit holds.
 func (c *Controller) ceilings(now time.Time) {
-	n := len(c.bands)
-	c.limits = slices.Grow(c.limits[:0], n)[:n]
-	for i := range c.limits {
-		c.limits[i] = 1
-	}
 	if c.opt.Limit == nil {
 		return
 	}
-	c.prios = c.prios[:0]
+	c.prios, c.limits = c.prios[:0], c.limits[:0]
 	for _, b := range c.bands {
-		c.prios = append(c.prios, b.priority)
+		c.prios, c.limits = append(c.prios, b.priority), append(c.limits, 1)
 	}
 	full := c.saturation(now)
 	c.limits = c.opt.Limit.Ceilings(full, c.prios, c.limits)
-	for i, l := range c.limits {
-		c.bands[i].ceiling = l
-		if l < 1 && full >= l {
-			c.limits[i] = 0
-		} else {
-			c.limits[i] = 1
-		}
+	for i, b := range c.bands {
+		b.ceiling = c.limits[i]
+		b.held = b.ceiling < 1 && full >= b.ceiling-rounding
 	}
 }
 
+// rounding is what sums of shares may be off by.
+const rounding = 1e-9
+
 // saturation is the mean of how full the pool's endpoints are, 1 when all are.
 func (c *Controller) saturation(now time.Time) float64 {
-	p := c.opt.Store.Load().Pool(c.opt.Pool)
-	if p == nil || len(p.Endpoints) == 0 {
+	if c.isEmpty() {
 		return 1
 	}
-	var sum, weights float64
-	for _, e := range p.Endpoints {
-		fill, weight := c.opt.Detector.Fill(c.view(e, now))
-		sum += min(fill, 1) * weight
-		weights += weight
+	m := &c.meter
+	if !m.valid {
+		m.read(c, now)
 	}
-	if weights == 0 {
+	if m.weights <= 0 {
 		return 0
 	}
-	return sum / weights
+	return max(0, m.sum/m.weights)
+}
+
+// meter sums how full the pool's endpoints are, and follows each change of one.
+type meter struct {
+	valid        bool
+	index        index
+	fills        []filled
+	sum, weights float64
+}
+
+type filled struct{ fill, weight float64 }
+
+func (m *meter) read(c *Controller, now time.Time) {
+	m.valid, m.sum, m.weights = true, 0, 0
+	m.fills = slices.Grow(m.fills[:0], len(c.pool.Endpoints))[:len(c.pool.Endpoints)]
+	m.index.read(c.pool.Endpoints)
+	for i, e := range c.pool.Endpoints {
+		m.fills[i] = filled{}
+		m.update(c, i, e, now)
+	}
+}
+
+func (m *meter) update(c *Controller, i int, e *fleet.Endpoint, now time.Time) {
+	fill, weight := c.opt.Detector.Fill(c.view(e, now))
+	fill = min(fill, 1) * weight
+	m.sum += fill - m.fills[i].fill
+	m.weights += weight - m.fills[i].weight
+	m.fills[i] = filled{fill, weight}
 }
 
 func (c *Controller) view(e *fleet.Endpoint, now time.Time) View {
@@ -492,23 +529,24 @@ func (c *Controller) view(e *fleet.Endpoint, now time.Time) View {
 	return View{Endpoint: e, Requests: e.Load.Requests() + requests, Tokens: e.Load.Tokens() + tokens, Now: now, Stale: c.opt.Stale}
 }
 
-// room finds an endpoint that can take a request of the class, or nil.
-func (c *Controller) room(cl *class, tokens int64, now time.Time) *fleet.Endpoint {
-	if s := c.opt.Store.Load(); s.Version != cl.version && cl.refresh != nil {
-		cl.candidates, cl.version = cl.refresh(s, cl.candidates[:0]), s.Version
-	}
-	n := len(cl.candidates)
-	for k := range n {
-		i := cl.hint + k
-		if i >= n {
-			i %= n
-		}
-		if e := cl.candidates[i]; c.opt.Detector.Room(c.view(e, now), tokens) {
-			cl.hint = i + 1
-			return e
+// changed follows what an endpoint has in flight.
+func (c *Controller) changed(l *fleet.Load, now time.Time) {
+	if m := &c.meter; l != nil && m.valid {
+		if i := m.index.find(c.pool.Endpoints, l); i >= 0 {
+			m.update(c, i, c.pool.Endpoints[i], now)
 		}
 	}
-	return nil
+}
+
+// eased follows an endpoint that has less in flight than before.
+func (c *Controller) eased(l *fleet.Load, now time.Time) {
+	if l == nil {
+		return
+	}
+	c.changed(l, now)
+	for _, cl := range c.active {
+		cl.eased(c, l, now)
+	}
 }
 
 // grant lets a request go, and keeps a place for it until it says where it went.
@@ -524,6 +562,7 @@ func (c *Controller) grant(w *waiter, e *fleet.Endpoint, now time.Time) {
 	c.remove(w, now)
 	w.state, w.kept, w.granted = granted, e.Load, now
 	e.Load.Reserve(1, w.ask.Uncached)
+	c.changed(e.Load, now)
 	w.charged = [2]int64{w.ask.Uncached, w.ask.Output}
 	b.fair.Charge(w.ask.Tenant, now, w.ask.Uncached, w.ask.Output)
 	c.tell(w, Dispatched, now)
@@ -545,11 +584,14 @@ func (c *Controller) note(now time.Time) {
 func (c *Controller) RetryAfter() time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	rate := c.pace * math.Exp(-time.Since(c.paced).Seconds()/paceOver.Seconds())
-	if rate*60 <= float64(c.count+1) {
-		return cond(c.count == 0, time.Second, time.Minute)
+	if c.count == 0 {
+		return time.Second
 	}
-	return max(time.Second, time.Duration(float64(c.count+1)/rate*float64(time.Second)))
+	rate := c.pace * math.Exp(-time.Since(c.paced).Seconds()/paceOver.Seconds())
+	if n := float64(c.count); rate*60 > n {
+		return max(time.Second, time.Duration(n/rate*float64(time.Second)))
+	}
+	return time.Minute
 }
 
 // Waiting implements [Gate].

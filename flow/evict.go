@@ -103,8 +103,8 @@ func (c *Controller) reclaim(now time.Time) {
 		return
 	}
 	victims := 0
-	for i, b := range c.bands {
-		if b.count == 0 || c.limits[i] == 0 {
+	for _, b := range c.bands {
+		if b.count == 0 || b.held {
 			continue
 		}
 		for n := 0; n < b.count && victims < reclaimAtOnce; n++ {
@@ -131,11 +131,12 @@ func (c *Controller) victim(b *band) *lease {
 		if v.w.ask.Priority >= b.priority {
 			return nil // those before it are of higher priority still
 		}
-		for _, f := range b.flows {
-			for _, q := range f.classes {
-				if slices.ContainsFunc(q.class.candidates, func(e *fleet.Endpoint) bool { return e.Load == v.w.load }) {
-					return v
-				}
+		for _, cl := range c.active {
+			if !slices.ContainsFunc(cl.lanes, func(l *lane) bool { return l.band == b && l.waiting > 0 }) {
+				continue
+			}
+			if slices.ContainsFunc(cl.candidates, func(e *fleet.Endpoint) bool { return e.Load == v.w.load }) {
+				return v
 			}
 		}
 	}

@@ -2,7 +2,10 @@
 
 package flow
 
-import "cmp"
+import (
+	"cmp"
+	"time"
+)
 
 // Ring is a round of flows, for policies that let them go in turn. The zero Ring is empty.
 type Ring struct {
@@ -47,7 +50,7 @@ func (r *Ring) Remove(f *Flow) {
 	f.next, f.prev = nil, nil
 }
 
-// Heap orders flows by Score, then Rank, then tenant, lowest first. The zero Heap is empty.
+// Heap orders flows by Score, then by Rank, then by whose head came first. The zero Heap is empty.
 type Heap struct{ list []*Flow }
 
 // Len is the number of flows.
@@ -83,24 +86,57 @@ func (h *Heap) Fix(f *Flow) {
 	}
 }
 
-// First is the first flow that ok accepts, nil for none. It costs little where ok accepts one of the first.
+// First is the first flow that ok accepts, nil for none. A flow whose head can't go comes in the order of the
+// request that can. It costs little where ok accepts one of the first.
 func (h *Heap) First(ok func(*Flow) bool) *Flow {
 	return h.first(0, nil, ok)
 }
 
 // first searches below i for a flow that comes before best.
 func (h *Heap) first(i int, best *Flow, ok func(*Flow) bool) *Flow {
-	if i >= len(h.list) || best != nil && !h.list[i].before(best) {
+	if i >= len(h.list) {
 		return best
 	}
-	if ok(h.list[i]) {
-		return h.list[i]
+	f := h.list[i]
+	if best != nil && f.compare(f.Rank, f.seq, best) >= 0 {
+		return best // nor do those below it, whose requests that can go don't come before their heads
+	}
+	if ok(f) {
+		rank, seq := f.goes()
+		if best == nil || f.compare(rank, seq, best) < 0 {
+			best = f
+		}
 	}
 	return h.first(2*i+2, h.first(2*i+1, best, ok), ok)
 }
 
-func (f *Flow) before(o *Flow) bool {
-	return cmp.Or(cmp.Compare(f.Score, o.Score), f.Rank.Compare(o.Rank), cmp.Compare(f.Tenant, o.Tenant)) < 0
+// goes is the rank of the request that goes next, of those that can.
+func (f *Flow) goes() (rank time.Time, seq uint64) {
+	if f.pick == nil {
+		return f.Rank, f.seq
+	}
+	return f.pick.rank, f.pick.seq
+}
+
+// compare compares f, as if its request were of that rank, with the request that goes next of o.
+func (f *Flow) compare(rank time.Time, seq uint64, o *Flow) int {
+	r, s := o.goes()
+	return order(f, rank, seq, o, r, s)
+}
+
+func (f *Flow) before(o *Flow) bool { return order(f, f.Rank, f.seq, o, o.Rank, o.seq) < 0 }
+
+func order(a *Flow, rank time.Time, seq uint64, b *Flow, r time.Time, s uint64) int {
+	if a.Score != b.Score {
+		return cmp.Compare(a.Score, b.Score)
+	}
+	if n := rank.Compare(r); n != 0 {
+		return n
+	}
+	if seq != s {
+		return cmp.Compare(seq, s)
+	}
+	return cmp.Compare(a.Tenant, b.Tenant)
 }
 
 func (h *Heap) swap(i, j int) {

@@ -11,7 +11,8 @@ import (
 // A Detector says how full an endpoint is. It is asked under the gate's lock and must be quick and without
 // memory of its own but for what it learns in Learn.
 type Detector interface {
-	// Room reports whether the endpoint can take one more request, of that many uncached tokens.
+	// Room reports whether the endpoint can take one more request, of that many uncached tokens. Where it can't, it can't
+	// take one of more.
 	Room(v View, tokens int64) bool
 	// Fill tells how full the endpoint is: 1 is full. Weight is its share in the pool's mean.
 	Fill(v View) (fill, weight float64)
@@ -54,15 +55,19 @@ type Flow struct {
 	Score float64
 	// Len is how many wait; it is above 0 while the policy knows the flow.
 	Len int
-	// Head is the request that would go next.
+	// Head is the request that would go next: after Next's ok accepted the flow, of those that have room.
 	Head Waiting
-	// Rank is the head's, by the band's ordering.
+	// Rank is by the band's ordering that of the first of all its requests.
 	Rank time.Time
 
-	next, prev *Flow // in the round
-	index      int   // in a heap of the policy
-	classes    []*classQueue
-	b          *band
+	seq             uint64  // of the request that Rank is of
+	pick            *waiter // whom Head shows
+	next, prev      *Flow   // in the round
+	index           int     // in a heap of the policy
+	shorter, longer *Flow   // in the list of its length
+	newest          *waiter
+	classes         []*classQueue
+	b               *band
 }
 
 // A Fairness chooses among the flows of a band that have requests waiting. There is one for each band. All

@@ -3,7 +3,6 @@
 package flow
 
 import (
-	"cmp"
 	"time"
 
 	"github.com/penstock-project/penstock/fleet"
@@ -20,19 +19,20 @@ const (
 
 // waiter is one request at the gate. It is used again for others.
 type waiter struct {
-	ask     Ask
-	entered time.Time
-	rank    time.Time
-	seq     uint64
-	flow    *Flow
-	queue   *classQueue
-	at      int // in the queue's heap
-	due     time.Time
-	dueAt   int // in the heap of those that expire; -1 when it does not
-	wake    chan struct{}
-	state   state
-	reason  Reason
-	story   Story
+	ask          Ask
+	entered      time.Time
+	rank         time.Time
+	due          time.Time
+	seq          uint64
+	flow         *Flow
+	queue        *classQueue
+	older, newer *waiter // in its flow, by when they came
+	at           int     // in the queue's heap
+	dueAt        int     // in the heap of those that expire; -1 when it does not
+	wake         chan struct{}
+	reason       Reason
+	state        state
+	story        Story
 
 	// Once granted:
 	kept    *fleet.Load // where its place is kept until it is placed
@@ -43,24 +43,24 @@ type waiter struct {
 }
 
 func (w *waiter) before(o *waiter) bool {
-	return cmp.Or(w.rank.Compare(o.rank), cmp.Compare(w.seq, o.seq)) < 0
+	if n := w.rank.Compare(o.rank); n != 0 {
+		return n < 0
+	}
+	return w.seq < o.seq
 }
 
-// class is what requests with equal candidates share.
-type class struct {
-	key        string
-	refresh    func(*fleet.Snapshot, []*fleet.Endpoint) []*fleet.Endpoint
-	version    uint64 // of the snapshot that candidates are of
-	candidates []*fleet.Endpoint
-	waiting    int
-	blocked    uint64 // the pass in which nobody had room for it
-	hint       int    // where to look for room first
+// sooner reports whether w expires before o.
+func (w *waiter) sooner(o *waiter) bool {
+	if n := w.due.Compare(o.due); n != 0 {
+		return n < 0
+	}
+	return w.seq < o.seq
 }
 
 // classQueue holds a flow's requests of one class: a heap by rank.
 type classQueue struct {
-	class *class
-	heap  []*waiter
+	lane *lane
+	heap []*waiter
 }
 
 func (q *classQueue) push(w *waiter) {
@@ -116,17 +116,16 @@ func (q *classQueue) down(i int) (moved bool) {
 	}
 }
 
-// leading lists the n requests that go first, in order, without changing the heap.
-func (q *classQueue) leading(n int, into []*waiter) []*waiter {
+// leading lists the n requests that go first, in order, without changing the heap. It uses next for notes.
+func (q *classQueue) leading(n int, into []*waiter, next []int) ([]*waiter, []int) {
 	// A search from the root, by a small heap of the places to look at next.
-	var next []int
-	less := func(a, b int) bool { return q.heap[a].before(q.heap[b]) }
+	less := func(a, b int) bool { return q.heap[next[a]].before(q.heap[next[b]]) }
 	push := func(i int) {
 		if i >= len(q.heap) {
 			return
 		}
 		next = append(next, i)
-		for k := len(next) - 1; k > 0 && less(next[k], next[(k-1)/2]); k = (k - 1) / 2 {
+		for k := len(next) - 1; k > 0 && less(k, (k-1)/2); k = (k - 1) / 2 {
 			next[k], next[(k-1)/2] = next[(k-1)/2], next[k]
 		}
 	}
@@ -141,10 +140,10 @@ func (q *classQueue) leading(n int, into []*waiter) []*waiter {
 			if c >= len(next) {
 				break
 			}
-			if c+1 < len(next) && less(next[c+1], next[c]) {
+			if c+1 < len(next) && less(c+1, c) {
 				c++
 			}
-			if !less(next[c], next[k]) {
+			if !less(c, k) {
 				break
 			}
 			next[k], next[c] = next[c], next[k]
@@ -154,7 +153,7 @@ func (q *classQueue) leading(n int, into []*waiter) []*waiter {
 		push(2*i + 1)
 		push(2*i + 2)
 	}
-	return into
+	return into, next
 }
 
 // expiry is a heap of waiters by the time at which they have waited enough.
@@ -188,7 +187,7 @@ func (h expiry) swap(i, j int) {
 }
 
 func (h expiry) up(i int) {
-	for i > 0 && h[i].due.Before(h[(i-1)/2].due) {
+	for i > 0 && h[i].sooner(h[(i-1)/2]) {
 		h.swap(i, (i-1)/2)
 		i = (i - 1) / 2
 	}
@@ -200,10 +199,10 @@ func (h expiry) down(i int) (moved bool) {
 		if c >= len(h) {
 			return moved
 		}
-		if c+1 < len(h) && h[c+1].due.Before(h[c].due) {
+		if c+1 < len(h) && h[c+1].sooner(h[c]) {
 			c++
 		}
-		if !h[c].due.Before(h[i].due) {
+		if !h[c].sooner(h[i]) {
 			return moved
 		}
 		h.swap(i, c)

@@ -34,18 +34,45 @@ func (t *Ticket) Force(e *fleet.Endpoint, now time.Time, prefill, output int64) 
 }
 
 func (c *Controller) place(w *waiter, e *fleet.Endpoint, now time.Time, prefill, output int64) fleet.Hold {
-	c.unkeep(w)
+	kept, was := c.unkeep(w), w.load
 	w.load = e.Load
 	c.charge(w, now, prefill, w.charged[1])
-	return e.Load.Take(now, prefill, output)
+	h := e.Load.Take(now, prefill, output)
+	if kept == e.Load && prefill >= w.ask.Uncached && was == nil {
+		c.changed(kept, now)
+		return h
+	}
+	// Where it had a place, or was before, another can go.
+	now = time.Now()
+	c.changed(e.Load, now)
+	c.eased(kept, now)
+	c.eased(was, now)
+	c.look(now, false)
+	c.dispatch(now)
+	return h
 }
 
-// unkeep gives the kept place back.
-func (c *Controller) unkeep(w *waiter) {
-	if w.kept != nil {
-		w.kept.Reserve(-1, -w.ask.Uncached)
+// unkeep gives the kept place back, and tells where it was.
+func (c *Controller) unkeep(w *waiter) *fleet.Load {
+	kept := w.kept
+	if kept != nil {
+		kept.Reserve(-1, -w.ask.Uncached)
 		w.kept = nil
 	}
+	return kept
+}
+
+// Eased tells that the request left some of its endpoint's room to others: its prompt is worked off.
+func (t *Ticket) Eased() {
+	if t.c == nil || t.w == nil || t.c.Waiting() == 0 {
+		return
+	}
+	c, now := t.c, time.Now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.look(now, false)
+	c.eased(t.w.load, now)
+	c.dispatch(now)
 }
 
 // charge corrects what the tenant was charged.
@@ -91,7 +118,7 @@ func (t *Ticket) End(uncached, output int64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := time.Now()
-	c.unkeep(w)
+	kept, load := c.unkeep(w), w.load
 	if w.load == nil { // it never ran
 		uncached, output = 0, 0
 	}
@@ -104,6 +131,8 @@ func (t *Ticket) End(uncached, output int64) {
 	c.charge(w, now, uncached, output)
 	c.leases.end(c, w, now)
 	w.free()
-	c.regime(now)
+	c.look(now, false)
+	c.eased(kept, now)
+	c.eased(load, now)
 	c.dispatch(now)
 }

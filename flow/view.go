@@ -110,6 +110,8 @@ func (c *Controller) State() State {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := time.Now()
+	c.look(now, false)
+	c.meter.valid = false
 	s := State{
 		Pool: c.opt.Pool, Requests: int64(c.count), MaxRequests: c.opt.MaxRequests, Bytes: c.bytes, MaxBytes: c.opt.MaxBytes,
 		Empty: c.isEmpty(), Evict: c.opt.Evict, Pending: len(c.leases.pending), Tracked: len(c.leases.list), Bands: make([]BandState, 0, len(c.bands)),
@@ -193,7 +195,7 @@ var stages = map[string][2]bool{
 // fills tells how full the endpoints are, as [Controller.saturation] does.
 func (c *Controller) fills(s *State, now time.Time) {
 	s.Saturation = c.saturation(now)
-	p := c.opt.Store.Load().Pool(c.opt.Pool)
+	p := c.pool
 	if p == nil {
 		return
 	}
@@ -246,19 +248,18 @@ type Story struct {
 // stand tells where a request stands that begins to wait, after a dispatch that did not take it.
 func (c *Controller) stand(w *waiter, b *band) {
 	s := Story{Waited: true, For: ForTurn, Ahead: -1, Own: w.flow.Len - 1, Flows: len(b.flows)}
-	for i, o := range c.bands {
+	for _, o := range c.bands {
 		if o.priority < b.priority {
 			break
 		}
 		s.Ahead += o.count
-		if o == b && c.limits[i] == 0 {
-			s.For = ForCeiling
-		}
 	}
 	switch {
 	case c.empty:
 		s.For = ForEndpoints
-	case s.For == ForTurn && w.queue.class.blocked == c.pass:
+	case b.held:
+		s.For = ForCeiling
+	case w.queue.lane.class.full:
 		s.For = ForRoom
 	}
 	w.story = s
