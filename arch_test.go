@@ -32,7 +32,7 @@ var rooms = map[string][]string{
 	"request":         {},
 	"route":           {"fleet"},
 	"flow":            {"fleet"},
-	"flow/policy":     {"api", "fleet", "flow", "plugin"},
+	"flow/policy":     {"api", "fleet", "flow", "plugin", "sched"}, // detectors are filters, too
 	"sched":           {"fleet", "kvcache"},
 	"sched/policy":    {"fleet", "kvcache", "plugin", "sched"},
 	"observe":         {"fleet"},

@@ -17,7 +17,7 @@ import (
 )
 
 // flowMakers are the sets of flow control's policies.
-var flowMakers = []maker{of(policy.Fairness), of(policy.Orderings), of(policy.Limits), of(policy.Detectors)}
+var flowMakers = []maker{of(policy.Fairness), of(policy.Orderings), of(policy.Limits), of(policy.Detectors), of(policy.Evictions)}
 
 // The waits when nobody set any.
 const defaultTTL = time.Minute

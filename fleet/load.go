@@ -74,6 +74,31 @@ type Hold struct {
 	prefill, output int64
 	ahead           int64 // tokens of others that were in flight
 	begun           bool
+	wrote           int64 // tokens of output, when it was last learned from them
+	wroteAt         time.Time
+}
+
+// Output is learned from no fewer tokens than these, unless they took longer than that.
+const (
+	outputTokens = 16
+	outputTime   = time.Second
+)
+
+// Wrote is told how many tokens of output the answer has had until now, in all: once after [Hold.Begun], and as often
+// as is convenient after it. From the time between is learned what [Load.OutputTime] tells.
+func (h *Hold) Wrote(now time.Time, total int64) {
+	if h.load == nil {
+		return
+	}
+	n, took := total-h.wrote, now.Sub(h.wroteAt)
+	switch {
+	case h.wroteAt.IsZero():
+	case n <= 0 || took <= 0 || n < outputTokens && took < outputTime:
+		return
+	default:
+		h.load.pace.noteOutput(now, took, n)
+	}
+	h.wrote, h.wroteAt = total, now
 }
 
 // Begun is told that the first output came at now: the prompt is worked off. Further calls do nothing.

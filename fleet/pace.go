@@ -14,6 +14,7 @@ const (
 	paceHalfLife    = 20 * time.Second // after which a sample of the speed counts half
 	latencyHalfLife = 10 * time.Second // and one of the latency
 	latencyKept     = time.Minute      // after which a latency without samples says nothing any more
+	outputHalfLife  = 5 * time.Second  // and one of the time between tokens of output
 	paceFloor       = 4                // samples' worth that a pause leaves, so that one odd answer does not decide alone
 	paceKnown       = 3                // samples of at least paceWork tokens that make a rate
 	paceWork        = 64
@@ -40,6 +41,8 @@ type pace struct {
 	latency atomic.Int64  // nanoseconds; 0 while unknown
 	at      atomic.Int64  // of the last sample, Unix nanoseconds
 	samples atomic.Int64
+	output  atomic.Int64 // nanoseconds for a token of output; 0 while unknown
+	wrote   atomic.Int64 // when that was last learned, Unix nanoseconds
 
 	mu                      sync.Mutex
 	begun                   time.Time // the last first output
@@ -48,6 +51,7 @@ type pace struct {
 	sxx, sxw, sww, sxy, swy float64
 	last                    sample
 	latencySum, latencyN    float64
+	outputSum, outputN      float64
 }
 
 // sample is one service time y, in seconds, also as bounded against outliers.
@@ -89,6 +93,17 @@ func (p *pace) noteLatency(gone, after time.Duration) {
 	d := math.Exp2(-float64(gone) / float64(latencyHalfLife))
 	p.latencySum, p.latencyN = p.latencySum*d+float64(after), p.latencyN*d+1
 	p.latency.Store(int64(max(1, p.latencySum/p.latencyN)))
+}
+
+// noteOutput is told that n tokens of output of one request took so long, until now.
+func (p *pace) noteOutput(now time.Time, took time.Duration, n int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	gone := max(0, now.UnixNano()-p.wrote.Load())
+	d := math.Exp2(-float64(gone) / float64(outputHalfLife))
+	p.outputSum, p.outputN = p.outputSum*d+float64(took), p.outputN*d+float64(n)
+	p.output.Store(int64(max(1, p.outputSum/p.outputN)))
+	p.wrote.Store(now.UnixNano())
 }
 
 // together adds work to the last sample, whose service brought it, too.
@@ -180,3 +195,10 @@ func (l *Load) Rate() (tokensPerSecond float64, known bool) {
 
 // Samples counts the first outputs that [Load.Rate] and [Load.Latency] are learned from.
 func (l *Load) Samples() int64 { return l.pace.samples.Load() }
+
+// OutputTime is the recent time between two tokens of output in a streamed answer of this incarnation, and whether any
+// were told of within the last minute; see [Hold.Wrote]. It costs two atomic loads.
+func (l *Load) OutputTime(now time.Time) (time.Duration, bool) {
+	d := time.Duration(l.pace.output.Load())
+	return d, d > 0 && now.UnixNano()-l.pace.wrote.Load() <= int64(latencyKept)
+}

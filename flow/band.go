@@ -201,7 +201,7 @@ func (f *Flow) headed() bool {
 // show makes w the one that goes next.
 func (f *Flow) show(w *waiter) {
 	if f.pick != w || f.Head.Ask != &w.ask {
-		f.pick, f.Head = w, Waiting{&w.ask, w.entered}
+		f.pick, f.Head = w, Waiting{&w.ask, w.entered, w.passed}
 	}
 }
 
@@ -222,7 +222,7 @@ func (b *band) choose(f *Flow, now time.Time) *waiter {
 		b.window, b.next = w.queue.leading(chooser.Window(), b.window[:0], b.next[:0])
 		b.view = b.view[:0]
 		for _, o := range b.window {
-			b.view = append(b.view, Waiting{&o.ask, o.entered})
+			b.view = append(b.view, Waiting{&o.ask, o.entered, o.passed})
 		}
 		w = b.window[chooser.Choose(now, b.view)]
 		clear(b.window)

@@ -19,7 +19,8 @@ import (
 // goroutine.
 type Controller struct {
 	opt     Options
-	bounded bool // all that waits is
+	weigher Weigher // the detector, if it is one
+	bounded bool    // all that waits is
 	waiting atomic.Int64
 
 	mu      sync.Mutex
@@ -58,6 +59,7 @@ var _ Gate = (*Controller)(nil)
 // New returns a gate nobody waits at.
 func New(opt Options) *Controller {
 	c := &Controller{opt: opt, bounded: opt.MaxRequests > 0 || opt.MaxBytes > 0, classes: map[string]*class{}}
+	c.weigher, _ = opt.Detector.(Weigher)
 	for priority, spec := range opt.Bands {
 		c.bands = append(c.bands, newBand(priority, spec, true))
 	}
@@ -429,7 +431,7 @@ func (c *Controller) dispatch(now time.Time) {
 		}
 		w := b.choose(f, now)
 		cl := w.queue.lane.class
-		e := c.room(cl, w.ask.Uncached, now)
+		e := c.room(cl, c.weight(w.ask.Uncached, w.ask.Tokens), now)
 		if e == nil {
 			c.shut(cl, w)
 			continue
@@ -529,6 +531,14 @@ func (c *Controller) view(e *fleet.Endpoint, now time.Time) View {
 	return View{Endpoint: e, Requests: e.Load.Requests() + requests, Tokens: e.Load.Tokens() + tokens, Now: now, Stale: c.opt.Stale}
 }
 
+// weight is how many tokens of work a request counts as where room is asked for.
+func (c *Controller) weight(uncached, prompt int64) int64 {
+	if c.weigher == nil {
+		return uncached
+	}
+	return c.weigher.Weight(uncached, prompt)
+}
+
 // changed follows what an endpoint has in flight.
 func (c *Controller) changed(l *fleet.Load, now time.Time) {
 	if m := &c.meter; l != nil && m.valid {
@@ -559,6 +569,9 @@ func (c *Controller) grant(w *waiter, e *fleet.Endpoint, now time.Time) {
 	}
 	b.credit = max(0, b.credit-1)
 	b.fair.Went(w.flow, now)
+	if first := w.queue.heap[0]; first != w {
+		first.passed++
+	}
 	c.remove(w, now)
 	w.state, w.kept, w.granted = granted, e.Load, now
 	e.Load.Reserve(1, w.ask.Uncached)

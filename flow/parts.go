@@ -8,14 +8,20 @@ import (
 	"github.com/penstock-project/penstock/fleet"
 )
 
-// A Detector says how full an endpoint is. It is asked under the gate's lock and must be quick and without
-// memory of its own but for what it learns in Learn.
+// A Detector says how full an endpoint is. It is asked under the gate's lock and must be quick. What it
+// remembers of endpoints it forgets when their incarnation ended.
 type Detector interface {
 	// Room reports whether the endpoint can take one more request, of that many uncached tokens. Where it can't, it can't
 	// take one of more.
 	Room(v View, tokens int64) bool
 	// Fill tells how full the endpoint is: 1 is full. Weight is its share in the pool's mean.
 	Fill(v View) (fill, weight float64)
+}
+
+// A Weigher is a [Detector] for which a request may count as less than its uncached tokens where room is asked for. Asked for 0
+// tokens it has room as long as requests have.
+type Weigher interface {
+	Weight(uncached, prompt int64) int64
 }
 
 // View is an endpoint as a detector sees it: what it told, and what is in flight, reserved places included.
@@ -38,7 +44,7 @@ type Ordering interface {
 type Chooser interface {
 	Ordering
 	Window() int
-	// Choose returns the place in the window of the one to go.
+	// Choose returns the place in the window of the one to go. It may be asked again before one goes.
 	Choose(now time.Time, window []Waiting) int
 }
 
@@ -46,12 +52,14 @@ type Chooser interface {
 type Waiting struct {
 	*Ask
 	Entered time.Time
+	// Passed is how often a [Chooser] let another go while this one was first by rank.
+	Passed int
 }
 
 // Flow is a queue of one tenant in one band, with room for its policy's notes.
 type Flow struct {
 	Key
-	// Score orders flows in a policy; Turn is its place in the round; both are the policy's own.
+	// Score orders flows in a policy, whose own it is.
 	Score float64
 	// Len is how many wait; it is above 0 while the policy knows the flow.
 	Len int
@@ -86,6 +94,12 @@ type Fairness interface {
 	// Charge is told what work a request of the tenant brings, at dispatch by estimate and at its end by the difference
 	// to what it really was: tokens of uncached prompt and of output.
 	Charge(tenant string, now time.Time, uncached, output int64)
+}
+
+// A Finisher is a [Fairness] that counts what was served and not what was let go: it is told of each request
+// that ran, at its end, the tokens of its whole prompt, cached or not, and of its output.
+type Finisher interface {
+	Finished(tenant string, now time.Time, prompt, output int64)
 }
 
 // A UsageLimit sets, for each priority in falling order, up to which saturation it may dispatch; 1 is no

@@ -24,6 +24,7 @@ type waiter struct {
 	rank         time.Time
 	due          time.Time
 	seq          uint64
+	passed       int // how often another was chosen while it was first in its queue
 	flow         *Flow
 	queue        *classQueue
 	older, newer *waiter // in its flow, by when they came

@@ -17,7 +17,7 @@ func (t *Ticket) Place(e *fleet.Endpoint, now time.Time, prefill, output int64) 
 	c, w := t.c, t.w
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if w.kept != e.Load && w.load == nil && !c.opt.Detector.Room(c.view(e, now), prefill) {
+	if w.kept != e.Load && w.load == nil && !c.opt.Detector.Room(c.view(e, now), c.weight(prefill, w.ask.Tokens)) {
 		return fleet.Hold{}, false
 	}
 	return c.place(w, e, now, prefill, output), true
@@ -106,6 +106,14 @@ func (t *Ticket) Evictable(now time.Time, evict func()) {
 	t.c.leases.add(t.w, now, evict)
 }
 
+// Prompt tells how many tokens the whole prompt had, once the engine told, for those who count it at the end;
+// below 0 for unknown.
+func (t *Ticket) Prompt(tokens int64) {
+	if t.w != nil && tokens >= 0 {
+		t.w.ask.Tokens = tokens // nobody else reads it any more
+	}
+}
+
 // End gives back what the ticket still holds, tells what work the request really was, in tokens of uncached
 // prompt and of output (below 0 for unknown), and lets others go. The endpoint's share was released before.
 // Further calls do nothing.
@@ -129,6 +137,11 @@ func (t *Ticket) End(uncached, output int64) {
 		output = w.charged[1]
 	}
 	c.charge(w, now, uncached, output)
+	if w.load != nil {
+		if f, ok := c.band(w.ask.Priority, now).fair.(Finisher); ok {
+			f.Finished(w.ask.Tenant, now, w.ask.Tokens, output)
+		}
+	}
 	c.leases.end(c, w, now)
 	w.free()
 	c.look(now, false)

@@ -16,4 +16,9 @@ var own = []Entry{
 	entry("power-of-two-picker", Ours, "Draws two candidates by chance and takes the better total.", Picker),
 	entry("round-robin-picker", Ours, "Takes the candidates in turn, whatever their totals.", Picker),
 	entry("softmax-picker", Ours, "Draws a candidate with odds that grow exponentially with the totals.", Picker),
+
+	entry("vtc-fairness-policy", Ours, "Serves the tenant that was charged least for its work, by virtual token counters.", Fairness),
+	entry("dlpm-fairness-policy", Ours, "Serves tenants by their work, and within a slack those first whose prompts are cached.", Fairness),
+	entry("least-uncached-first-ordering-policy", Ours, "Serves the request that brings least uncached work of the oldest ones in a flow.", Ordering),
+	entry("adaptive-detector", Ours, "Learns from its answers how much each endpoint takes.", Detector),
 }

@@ -8,12 +8,14 @@ import (
 	"time"
 
 	"github.com/penstock-project/penstock/api"
+	"github.com/penstock-project/penstock/fleet"
 	"github.com/penstock-project/penstock/flow"
 )
 
 // ConcurrencyDetector counts what we have in flight at each endpoint, places kept for requests on their way
 // included. An endpoint has room below its bound; the pool is full when all its endpoints are. It needs no
-// signal, so that none can be stale.
+// signal, so that none can be stale. As a filter it keeps the endpoints below the bounds, widened by headroom, if
+// any.
 type ConcurrencyDetector struct {
 	// MaxConcurrency is how many requests an endpoint takes.
 	MaxConcurrency int64 `json:"maxConcurrency"`
@@ -65,9 +67,13 @@ func (d *ConcurrencyDetector) Fill(v flow.View) (fill, weight float64) {
 
 // UtilizationDetector reads the endpoints' own signals: an endpoint is full when its queue or its KV cache is.
 //
-// Between two looks at an endpoint the requests sent since count as waiting, as many as twice what runs there:
-// the same room is not promised twice. An endpoint whose signals are unknown is judged by what we have in flight
-// there against unknownConcurrency: it is neither full nor idle.
+// The same room is not promised twice: what was sent since the last look at an endpoint counts as waiting. Of it as many
+// as were seen to run there are taken to run, too, the fewer of them the longer its queue was: an engine with a queue has
+// no free places, one without may have some. An endpoint whose signals are unknown, because they are missing or older than
+// metricsStalenessThreshold, is neither full nor idle: it is judged by what we have in flight there against
+// unknownConcurrency. The default threshold is the gateway's own, as a late look alone says nothing about load.
+//
+// As a filter it keeps the endpoints below the bounds, widened by headroom, and all of them where none is.
 type UtilizationDetector struct {
 	// QueueDepthThreshold is the number of waiting requests that makes an endpoint full.
 	QueueDepthThreshold float64 `json:"queueDepthThreshold"`
@@ -107,35 +113,40 @@ func (d *UtilizationDetector) Room(v flow.View, _ int64) bool {
 
 // Fill implements [flow.Detector].
 func (d *UtilizationDetector) Fill(v flow.View) (fill, weight float64) {
-	stale := d.stale(v)
-	queue, kv := v.Waiting.Fresh(v.Now, stale), v.KVUsage.Fresh(v.Now, stale)
+	return d.fill(v.Endpoint, v.Now, d.stale(v.Stale), v.Requests, v.Requests-v.Load.Requests()), 1
+}
+
+// stale is the age beyond which a signal is unknown, the gateway's own unless another was asked for.
+func (d *UtilizationDetector) stale(gateways time.Duration) time.Duration {
+	if d.MetricsStalenessThreshold > 0 {
+		return time.Duration(d.MetricsStalenessThreshold)
+	}
+	return gateways
+}
+
+// fill tells how full an endpoint is that has requests of ours, of which kept are on their way.
+func (d *UtilizationDetector) fill(e *fleet.Endpoint, now time.Time, stale time.Duration, requests, kept int64) (fill float64) {
+	queue, kv := e.Waiting.Fresh(now, stale), e.KVUsage.Fresh(now, stale)
 	if !queue && !kv {
-		return float64(v.Requests) / float64(d.UnknownConcurrency), 1
+		return float64(requests) / float64(d.UnknownConcurrency)
 	}
 	if queue {
-		unseen := float64(v.Requests - v.Load.Requests() + v.Unseen(v.Now, stale))
-		if v.Running.Fresh(v.Now, stale) {
-			unseen = max(0, unseen-v.Running.Value)
+		waiting, unseen := max(0, e.Waiting.Value), float64(kept+e.Unseen(now, stale))
+		if e.Running.Fresh(now, stale) {
+			unseen = max(0, unseen-e.Running.Value*max(0, 1-waiting/d.QueueDepthThreshold))
 		}
-		fill = (v.Waiting.Value + unseen) / d.QueueDepthThreshold
+		fill = (waiting + unseen) / d.QueueDepthThreshold
 	}
 	if kv {
-		fill = max(fill, v.KVUsage.Value/d.KVCacheUtilThreshold)
+		fill = max(fill, e.KVUsage.Value/d.KVCacheUtilThreshold)
 	}
-	return fill, 1
+	return fill
 }
 
 // Unknown implements [flow.Blind].
 func (d *UtilizationDetector) Unknown(v flow.View) bool {
-	stale := d.stale(v)
+	stale := d.stale(v.Stale)
 	return !v.Waiting.Fresh(v.Now, stale) && !v.KVUsage.Fresh(v.Now, stale)
-}
-
-func (d *UtilizationDetector) stale(v flow.View) time.Duration {
-	if d.MetricsStalenessThreshold > 0 {
-		return time.Duration(d.MetricsStalenessThreshold)
-	}
-	return v.Stale
 }
 
 // Lag implements [flow.Lagging]: the next look at the endpoint, and the time an engine takes to let go.
