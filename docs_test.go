@@ -39,7 +39,7 @@ func markdown(t *testing.T) []string {
 // TestReference holds docs/reference against the code that it is made from.
 func TestReference(t *testing.T) {
 	for name, render := range map[string]func() (string, error){
-		"plugins.md": referencePlugins, "commands.md": referenceCommands, "penstock.md": referencePenstock, "metrics.md": referenceMetrics,
+		"plugins.md": referencePlugins, "commands.md": referenceCommands, "penstock.md": referencePenstock, "metrics.md": referenceMetrics, "flow-control.md": referenceFlowControl,
 	} {
 		want, err := render()
 		if err != nil {

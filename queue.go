@@ -19,53 +19,70 @@ import (
 // flowMakers are the sets of flow control's policies.
 var flowMakers = []maker{of(policy.Fairness), of(policy.Orderings), of(policy.Limits), of(policy.Detectors), of(policy.Evictions)}
 
-// The waits when nobody set any.
-const defaultTTL = time.Minute
+// The policies when none is named.
+const (
+	defaultDetector = "utilization-detector"
+	defaultLimit    = "static-usage-limit-policy"
+	defaultFairness = "global-strict-fairness-policy"
+	defaultOrdering = "fcfs-ordering-policy"
+)
+
+// The waits when nobody set any, and where a band has no bound and others have.
+const (
+	defaultTTL = time.Minute
+	forever    = 100 * 365 * 24 * time.Hour
+)
 
 // gate makes the gate of a pool: a queue where the feature gate flowControl is on, else what sheds only.
 func (s *site) gate(b *planner, pool fleet.ID, p *config.Picker) (flow.Gate, error) {
-	detector, err := one(b, p, p.Detector.Name, "utilization-detector", policy.Detectors)
-	if err != nil {
-		return nil, err
-	}
 	if !p.Gates.FlowControl {
 		return flow.NewLegacy(), nil
 	}
+	o, err := s.flowOptions(b, pool, p)
+	if err != nil {
+		return nil, err
+	}
+	return flow.New(o), nil
+}
+
+// flowOptions are what the pool's queue is made of, all defaults filled in but for those of a band's bounds.
+func (s *site) flowOptions(b *planner, pool fleet.ID, p *config.Picker) (o flow.Options, err error) {
 	fc := p.FlowControl
 	if fc == nil {
 		fc = &api.FlowControl{}
 	}
 	text, _ := json.Marshal(fc)
 	fmt.Fprintf(&b.from, "flow control %s\n", text)
-	o := flow.Options{
-		MaxRequests: int64(value(fc.MaxRequests)), MaxBytes: int64(value(fc.MaxBytes)), TTL: defaultTTL,
-		Bands: map[int]flow.BandSpec{}, Detector: detector, Evict: fc.EnableEviction, Pool: pool, Store: s.store, Stale: s.gw.Stale,
+	o = flow.Options{
+		MaxRequests: int64(value(fc.MaxRequests)), MaxBytes: int64(value(fc.MaxBytes)), TTL: defaultTTL, NoEndpointTTL: defaultTTL,
+		Bands: map[int]flow.BandSpec{}, Evict: fc.EnableEviction, Pool: pool, Store: s.store, Stale: s.gw.Stale,
 		Listener: gateway.Queued{Queue: s.gw.Observer.Queue(pool), Detector: p.Detector.Name},
 	}
-	if fc.DefaultRequestTTL != nil {
-		o.TTL, o.NoEndpointTTL = time.Duration(*fc.DefaultRequestTTL), time.Duration(*fc.DefaultRequestTTL)
-	} else {
-		o.NoEndpointTTL = defaultTTL
+	if d := fc.DefaultRequestTTL; d != nil {
+		o.TTL, o.NoEndpointTTL = time.Duration(*d), time.Duration(*d)
 	}
-	if fc.NoEndpointRequestTTL != nil {
-		o.NoEndpointTTL = time.Duration(*fc.NoEndpointRequestTTL)
+	if d := fc.NoEndpointRequestTTL; d != nil {
+		o.NoEndpointTTL = time.Duration(*d)
 	}
-	if o.Limit, err = one(b, p, fc.UsageLimitPolicyPluginRef, "static-usage-limit-policy", policy.Limits); err != nil {
-		return nil, err
+	if o.Detector, err = one(b, p, p.Detector.Name, defaultDetector, policy.Detectors); err != nil {
+		return o, err
+	}
+	if o.Limit, err = one(b, p, fc.UsageLimitPolicyPluginRef, defaultLimit, policy.Limits); err != nil {
+		return o, err
 	}
 	if o.Default, err = b.band(p, fc.DefaultPriorityBand); err != nil {
-		return nil, err
+		return o, err
 	}
 	if o.Negative, err = b.band(p, cmp.Or(fc.DefaultNegativePriorityBand, fc.DefaultPriorityBand)); err != nil {
-		return nil, err
+		return o, err
 	}
 	for i := range fc.PriorityBands {
 		spec := &fc.PriorityBands[i]
 		if o.Bands[int(spec.Priority)], err = b.band(p, spec); err != nil {
-			return nil, err
+			return o, err
 		}
 	}
-	return flow.New(o), nil
+	return o, nil
 }
 
 // band is how a band works; nil is the default.
@@ -73,13 +90,17 @@ func (b *planner) band(p *config.Picker, spec *api.PriorityBand) (flow.BandSpec,
 	if spec == nil {
 		spec = &api.PriorityBand{}
 	}
-	fairness, err := one(b, p, spec.FairnessPolicyRef, "global-strict-fairness-policy", policy.Fairness)
+	ttl := time.Duration(value(spec.RequestTTL))
+	if spec.RequestTTL != nil && ttl == 0 {
+		ttl = forever
+	}
+	fairness, err := one(b, p, spec.FairnessPolicyRef, defaultFairness, policy.Fairness)
 	if err != nil {
 		return flow.BandSpec{}, err
 	}
-	ordering, err := one(b, p, spec.OrderingPolicyRef, "fcfs-ordering-policy", policy.Orderings)
+	ordering, err := one(b, p, spec.OrderingPolicyRef, defaultOrdering, policy.Orderings)
 	return flow.BandSpec{
-		MaxRequests: int64(value(spec.MaxRequests)), MaxBytes: int64(value(spec.MaxBytes)), TTL: time.Duration(value(spec.RequestTTL)),
+		MaxRequests: int64(value(spec.MaxRequests)), MaxBytes: int64(value(spec.MaxBytes)), TTL: ttl,
 		Share: spec.MinShare, Ordering: ordering, Fairness: fairness.New,
 	}, err
 }

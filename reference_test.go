@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/penstock-project/penstock/api"
+	"github.com/penstock-project/penstock/flow"
 	"github.com/penstock-project/penstock/observe"
 	"github.com/penstock-project/penstock/plugin"
 )
@@ -96,6 +97,39 @@ func referencePenstock() (string, error) {
 		fmt.Fprintf(&b, "\n## %s\n\n%s", part.path, doc)
 		table(&b, fields)
 	}
+	return b.String(), nil
+}
+
+// referenceFlowControl renders flow-control.md.
+func referenceFlowControl() (string, error) {
+	doc, fields, err := documentation("api", reflect.TypeFor[api.FlowControl]())
+	if err != nil {
+		return "", err
+	}
+	bandDoc, band, err := documentation("api", reflect.TypeFor[api.PriorityBand]())
+	if err != nil {
+		return "", err
+	}
+	defaults := map[string]string{
+		"maxBytes": "0", "maxRequests": "0", "defaultRequestTTL": api.Duration(defaultTTL).String(), "noEndpointRequestTTL": api.Duration(defaultTTL).String(),
+		"usageLimitPolicyPluginRef": defaultLimit, "saturationDetector": defaultDetector, "enableEviction": "false",
+	}
+	fields = slices.DeleteFunc(fields, func(f field) bool { return strings.Contains(f.Name, ".") })
+	for i := range fields {
+		fields[i].Default = defaults[fields[i].Name]
+	}
+	of := map[string]string{
+		"maxBytes": "1e9", "maxRequests": fmt.Sprint(flow.DefaultBandRequests), "fairnessPolicyRef": defaultFairness, "orderingPolicyRef": defaultOrdering, "minShare": "0",
+	}
+	for i := range band {
+		band[i].Default = of[band[i].Name]
+	}
+	var b bytes.Buffer
+	b.WriteString("# flowControl of an EndpointPickerConfig\n\n" + made + "The same in all its versions. The policies that it names are declared under `plugins`; [plugins.md](plugins.md) has them, and\n[the guide](../guide/flow-control.md) says how they work together.\n\n" + doc)
+	table(&b, fields)
+	b.WriteString("\n## A band\n\nAn entry of `priorityBands`, and `defaultPriorityBand` and `defaultNegativePriorityBand` without their priority. ")
+	b.WriteString(strings.TrimPrefix(bandDoc, "PriorityBand is all requests of one priority. "))
+	table(&b, band)
 	return b.String(), nil
 }
 

@@ -81,29 +81,49 @@ type CrossReplicaSpec struct {
 	PublishTimeout  *Duration `json:"publishTimeout"`
 }
 
-// FlowControl is the queue in front of the endpoints.
+// FlowControl is the queue in front of the endpoints of a pool. It works where featureGates has flowControl; without the
+// gate, requests of negative priority are refused while the pool is saturated, and all others go at once.
 type FlowControl struct {
-	MaxBytes                    *Quantity      `json:"maxBytes"`
-	MaxRequests                 *Quantity      `json:"maxRequests"`
-	DefaultRequestTTL           *Duration      `json:"defaultRequestTTL"`
-	NoEndpointRequestTTL        *Duration      `json:"noEndpointRequestTTL"`
-	DefaultPriorityBand         *PriorityBand  `json:"defaultPriorityBand"`
-	DefaultNegativePriorityBand *PriorityBand  `json:"defaultNegativePriorityBand"`
-	PriorityBands               []PriorityBand `json:"priorityBands"`
-	UsageLimitPolicyPluginRef   string         `json:"usageLimitPolicyPluginRef"`
-	SaturationDetector          *PluginRef     `json:"saturationDetector"`
-	EnableEviction              bool           `json:"enableEviction"`
+	// MaxBytes bounds the memory of all requests that wait: bodies, headers and what is kept of each, about 3Ki; 0 is no bound.
+	MaxBytes *Quantity `json:"maxBytes"`
+	// MaxRequests bounds how many requests wait; 0 is no bound. Beyond it, and beyond maxBytes, a request takes the place of
+	// one of lower priority, or else is refused.
+	MaxRequests *Quantity `json:"maxRequests"`
+	// DefaultRequestTTL is how long a request waits; 0s is no bound. A caller who is trusted may ask for less in a header.
+	DefaultRequestTTL *Duration `json:"defaultRequestTTL"`
+	// NoEndpointRequestTTL is how long a request waits while the pool has no endpoints; 0s is no bound. It is defaultRequestTTL
+	// where only that is written. Time that passed while there were endpoints does not count, nor the other way round.
+	NoEndpointRequestTTL *Duration `json:"noEndpointRequestTTL"`
+	// DefaultPriorityBand is how bands work that are not under priorityBands: there is one for each priority that comes.
+	DefaultPriorityBand *PriorityBand `json:"defaultPriorityBand"`
+	// DefaultNegativePriorityBand is the same for priorities below 0; where it is not written, defaultPriorityBand holds for them, too.
+	DefaultNegativePriorityBand *PriorityBand `json:"defaultNegativePriorityBand"`
+	// PriorityBands are the bands of single priorities, in any order, each priority once.
+	PriorityBands []PriorityBand `json:"priorityBands"`
+	// UsageLimitPolicyPluginRef names the policy that keeps room for higher priorities.
+	UsageLimitPolicyPluginRef string `json:"usageLimitPolicyPluginRef"`
+	// SaturationDetector names the detector that says which endpoints have room.
+	SaturationDetector *PluginRef `json:"saturationDetector"`
+	// EnableEviction lets requests of negative priority be taken back after dispatch when ones of higher priority wait: they end with
+	// 429 and evicted, and their owner sends them again.
+	EnableEviction bool `json:"enableEviction"`
 }
 
-// PriorityBand is all requests of one priority.
+// PriorityBand is all requests of one priority. Each tenant has a queue of its own in it.
 type PriorityBand struct {
-	Priority          int32     `json:"priority"`
-	MaxBytes          *Quantity `json:"maxBytes"`
-	MaxRequests       *Quantity `json:"maxRequests"`
-	FairnessPolicyRef string    `json:"fairnessPolicyRef"`
-	OrderingPolicyRef string    `json:"orderingPolicyRef"`
-	// RequestTTL, ours, bounds the wait in this band instead of defaultRequestTTL.
+	// Priority is the band's, as InferenceObjectives give it; higher goes first, and below 0 may be shed.
+	Priority int32 `json:"priority"`
+	// MaxBytes bounds the memory of the requests that wait in the band; 0 is the default, too.
+	MaxBytes *Quantity `json:"maxBytes"`
+	// MaxRequests bounds how many requests wait in the band; 0 is the default, too.
+	MaxRequests *Quantity `json:"maxRequests"`
+	// FairnessPolicyRef names the policy that says which tenant is next.
+	FairnessPolicyRef string `json:"fairnessPolicyRef"`
+	// OrderingPolicyRef names the policy that orders the requests of one tenant.
+	OrderingPolicyRef string `json:"orderingPolicyRef"`
+	// RequestTTL, ours, is how long a request waits in this band, instead of defaultRequestTTL; 0s is no bound.
 	RequestTTL *Duration `json:"requestTTL"`
-	// MinShare, ours, is the share of all dispatches that the band gets at least while requests wait in it, 0 to 1.
+	// MinShare, ours, is the share of all dispatches that the band gets at least while requests wait in it, 0 to 1; all bands together have
+	// at most 1.
 	MinShare float64 `json:"minShare"`
 }

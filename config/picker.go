@@ -296,7 +296,7 @@ func (p *pickerDocument) dangling(path, name string) {
 }
 
 func article(r plugin.Role) string {
-	if strings.ContainsRune("aeiou", rune(r[0])) {
+	if strings.ContainsRune("aeio", rune(r[0])) { // but "a usage limit policy"
 		return "an " + string(r)
 	}
 	return "a " + string(r)

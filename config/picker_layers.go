@@ -169,13 +169,17 @@ func (p *pickerDocument) flowControl() {
 	if fc.UsageLimitPolicyPluginRef != "" {
 		p.ref("flowControl.usageLimitPolicyPluginRef", fc.UsageLimitPolicyPluginRef, Error, plugin.UsageLimit)
 	}
-	p.band("flowControl.defaultPriorityBand", fc.DefaultPriorityBand)
-	p.band("flowControl.defaultNegativePriorityBand", fc.DefaultNegativePriorityBand)
+	p.template("flowControl.defaultPriorityBand", fc.DefaultPriorityBand)
+	p.template("flowControl.defaultNegativePriorityBand", fc.DefaultNegativePriorityBand)
 	priorities := map[int32]int{}
+	shares := 0.0
 	for i := range fc.PriorityBands {
 		at := index("flowControl.priorityBands", i)
 		b := &fc.PriorityBands[i]
 		p.band(at, b)
+		if shares += b.MinShare; shares > 1+1e-9 && shares-b.MinShare <= 1+1e-9 {
+			p.fail(at+".minShare", "the bands' shares come to more than 1: all of them together can have at most 1")
+		}
 		if first, twice := priorities[b.Priority]; twice {
 			p.fail(at+".priority", "priority %d has a band already: %s", b.Priority, index("flowControl.priorityBands", first))
 			continue
@@ -198,11 +202,29 @@ func (p *pickerDocument) written(key string) string {
 	return key
 }
 
+// template checks a band that stands for those of priorities without one of their own.
+func (p *pickerDocument) template(at string, b *api.PriorityBand) {
+	p.band(at, b)
+	if b != nil && b.Priority != 0 {
+		p.warn(at+".priority", "has no effect: the band is made for each priority that has none under priorityBands")
+	}
+}
+
 func (p *pickerDocument) band(at string, b *api.PriorityBand) {
 	if b == nil {
 		return
 	}
 	p.amounts(at, b.MaxBytes, b.MaxRequests)
+	if b.MaxBytes != nil && *b.MaxBytes == 0 {
+		p.warn(at+".maxBytes", "0 is the default of 1e9 here, and not no bound: write a large number for that")
+	}
+	if b.MaxRequests != nil && *b.MaxRequests == 0 {
+		p.warn(at+".maxRequests", "0 is the default of 5000 here, and not no bound: write a large number for that")
+	}
+	p.ttl(at+".requestTTL", b.RequestTTL)
+	if !(b.MinShare >= 0 && b.MinShare <= 1) {
+		p.fail(at+".minShare", "want a share of 0 to 1, got %v", b.MinShare)
+	}
 	if b.FairnessPolicyRef != "" {
 		p.ref(at+".fairnessPolicyRef", b.FairnessPolicyRef, Error, plugin.Fairness)
 	}
