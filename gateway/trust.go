@@ -4,6 +4,7 @@ package gateway
 
 import (
 	"crypto/subtle"
+	"log/slog"
 	"net/netip"
 	"strings"
 )
@@ -89,4 +90,28 @@ func either(h Headers, names [2]string) string {
 		return v
 	}
 	return h.Get(names[1])
+}
+
+// Drops reports whether a header or trailer of that lower-case name must not travel on: only we may
+// set it, it holds a secret, or it steers us and its caller is not trusted.
+func (x *Exchange) Drops(name string) bool {
+	return outputHeader(name) || name == x.proof || !x.trusted && controlHeader(name)
+}
+
+// sayIgnored says once for each kind of header that it was ignored, and what would change that. Callers
+// choose the names, so that what is remembered is the kind.
+func (g *Gateway) sayIgnored(door *Door, name string) {
+	kind := controlKind(name)
+	if name = name[:min(len(name), 100)]; named[name] || outputs[name] {
+		kind = name
+	}
+	if _, said := g.ignored.LoadOrStore(door.Name+" "+kind, true); said {
+		return
+	}
+	if outputHeader(name) {
+		g.Log.Warn("a caller's header that only the gateway may set was dropped", slog.String("header", name), slog.String("door", door.Name))
+		return
+	}
+	g.Log.Warn("control header from an untrusted caller ignored", slog.String("header", name), slog.String("door", door.Name),
+		slog.String("to change", "name the caller's network in spec.trust.cidrs, or a shared secret in spec.trust.header, of a Penstock document"))
 }

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gateway
+
+import (
+	"context"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	"github.com/penstock-project/penstock/fleet"
+	"github.com/penstock-project/penstock/flow"
+	"github.com/penstock-project/penstock/kvcache"
+	"github.com/penstock-project/penstock/observe"
+	"github.com/penstock-project/penstock/sched"
+)
+
+func (g *Gateway) newCycle() *sched.Cycle {
+	seed := g.seeds.Add(1)
+	if g.Seed == 0 {
+		seed = rand.Uint64()
+	}
+	return &sched.Cycle{Rand: rand.New(rand.NewPCG(seed, g.Seed))}
+}
+
+// newCycle begins a decision.
+func (x *Exchange) newCycle(ctx context.Context, now time.Time) *sched.Cycle {
+	c := x.g.cycles.Get().(*sched.Cycle)
+	x.cycle = c
+	c.Context, c.Now, c.Stale = ctx, now, x.g.Stale
+	c.ID, c.Model, c.Salt, c.Tenant, c.Priority = x.out.ID, x.out.Target, x.facts.Salt, x.out.Tenant, x.out.Priority
+	c.Headers, c.MaxTokens = heeded{x}, x.facts.MaxTokens
+	c.Prompt, c.Media = nil, nil
+	if len(x.facts.Prompt) > 0 {
+		c.Prompt, c.Media = x.feedPrompt, x.media
+	}
+	return c
+}
+
+// heeded shows plugins the request's headers, without those that steer us when their caller is not trusted.
+type heeded struct{ x *Exchange }
+
+// Get implements [sched.Headers].
+func (h heeded) Get(name string) string {
+	if h.x.Drops(name) {
+		return ""
+	}
+	return h.x.head.Headers.Get(name)
+}
+
+// dropCycle lets the decision go.
+func (x *Exchange) dropCycle() {
+	if x.cycle != nil {
+		x.g.putCycle(x.cycle)
+		x.cycle = nil
+	}
+}
+
+func (g *Gateway) putCycle(c *sched.Cycle) {
+	clear(c.Candidates[:cap(c.Candidates)]) // no old snapshot is kept alive
+	c.All, c.Peer, c.Source, c.Worker = nil, nil, sched.Source{}, nil
+	c.Context, c.Headers, c.Prompt, c.Media = nil, nil, nil, nil
+	g.cycles.Put(c)
+}
+
+// candidates are the pool's endpoints that serve the model, that the data plane allows, and that did not
+// fail lately. It reports whether there are any.
+func (x *Exchange) candidates(c *sched.Cycle, pool *fleet.Pool) bool {
+	x.g.eligible(c, pool, x.head.Subset, x.head.HasSubset && !x.g.AllSubsets)
+	x.out.Candidates = len(c.Candidates)
+	return len(c.Candidates) > 0
+}
+
+// conditional reports whether the caller wants an answer only from an endpoint that holds some of its prompt:
+// Prefer: if-available (RFC 7240).
+func (x *Exchange) conditional() bool {
+	for p := range strings.SplitSeq(x.head.Headers.Get("prefer"), ",") {
+		p, _, _ = strings.Cut(p, ";")
+		if strings.EqualFold(strings.TrimSpace(p), "if-available") {
+			return true
+		}
+	}
+	return false
+}
+
+// decide screens, produces and admits; then it scores and reserves in one step.
+func (x *Exchange) decide(c *sched.Cycle) *Refusal {
+	start := time.Now()
+	plan := x.lane.Plan
+	plan.Screen(c)
+	if len(c.Candidates) == 0 {
+		x.keepDecision(c, nil)
+		return noEndpoints()
+	}
+	plan.Produce(c)
+	if c.Tokens == 0 {
+		c.Tokens = x.sent().Len() / tokenBytes // nobody looked at the prompt
+	}
+	if name, why := plan.Admit(c); why != "" {
+		x.keepDecision(c, nil).Refused = name
+		return notAdmitted(why)
+	}
+	p, why := plan.Choose(c)
+	if p == nil {
+		x.keepDecision(c, nil)
+		return noProfile(why)
+	}
+	x.lane.mu.Lock()
+	plan.Refresh(c)
+	ok := p.Decide(c)
+	d := x.keepDecision(c, p)
+	var pick *fleet.Endpoint
+	miss := ok && x.conditional() && c.Cached("", c.Order[0]) == 0
+	if ok && !miss {
+		pick = x.take(c)
+		pick.Load.Probe(c.Now)
+		plan.Reserve(c, pick)
+	}
+	x.lane.mu.Unlock()
+	x.out.Schedule = time.Since(start)
+	if ok {
+		keepScores(d, c)
+	}
+	x.g.trace(x, c, p, ok)
+	if !ok {
+		return refusalOf(flow.Saturated)
+	}
+	if miss {
+		return notCached()
+	}
+	plan.Placed(c, pick)
+	x.order = make([]*fleet.Endpoint, 0, len(c.Order))
+	for _, i := range c.Order {
+		x.order = append(x.order, x.lane.target(c.Candidates[i]))
+	}
+	x.record(p, c)
+	return nil
+}
+
+// record keeps what the outcome tells of the decision.
+func (x *Exchange) record(p *sched.Profile, c *sched.Cycle) {
+	i := c.Order[0]
+	x.out.Score, x.out.EstimatedTokens = c.Total[i], int(c.Tokens)
+	x.out.PredictedCached = int(c.Cached("", i))
+	for k, s := range p.Scorers {
+		x.out.Parts = append(x.out.Parts, observe.Part{Scorer: s.Name, Score: c.Scores[k][i], Weight: s.Weight})
+	}
+	x.at, x.told = 0, p.Endpoints
+	x.name(x.order[0])
+}
+
+// tokenBytes is how many bytes of a body are taken for one token where nobody counts.
+const tokenBytes = kvcache.TokenBytes
