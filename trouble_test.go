@@ -55,12 +55,13 @@ func getJSON(t *testing.T, url string, into any) {
 // metrics. Traffic moves away, the decision records say why, and when all are well again and the load is over
 // nothing is left in flight.
 func TestTrouble(t *testing.T) {
+	t.Parallel()
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
 	var out, errs console
 	ran := make(chan error, 1)
 	go func() {
-		ran <- dev(ctx, []string{"--engines", "5", "--listen", "localhost:0", "--metrics", "localhost:0", "--load", "30"}, &out, &errs)
+		ran <- dev(ctx, []string{"--engines", "5", "--listen", "localhost:0", "--metrics", "localhost:0", "--load", "30", "--policy", "priced-miss"}, &out, &errs)
 	}()
 	var server string
 	until(t, "the greeting", func() bool {
@@ -96,13 +97,13 @@ func TestTrouble(t *testing.T) {
 		return n
 	}
 	const slow, dead, old = 0, 1, 2
-	trouble(slow, `{"slow":20}`)
+	trouble(slow, `{"slow":100}`)
 	trouble(dead, `{"dead":true}`)
 	trouble(old, `{"metrics":"missing"}`)
 
-	until(t, "the dead one is ejected, and the signals of the old one are stale", func() bool {
+	until(t, "the signals of two are stale, and it is said why", func() bool {
 		e := fleet()
-		return e[dead].Health.State == "ejected" && e[old].Signals["waiting"].State == "stale" && e[old].Cause != ""
+		return e[dead].Signals["waiting"].State == "stale" && e[dead].Cause != "" && e[old].Signals["waiting"].State == "stale" && e[old].Cause != ""
 	})
 	before := sent()
 	until(t, "300 more requests", func() bool { return slices.Max(sent())-slices.Max(before) > 0 && total(sent())-total(before) >= 300 })
@@ -111,7 +112,7 @@ func TestTrouble(t *testing.T) {
 	if s := share(dead); s > 0.05 {
 		t.Errorf("the dead engine got %.0f %% of the requests", 100*s)
 	}
-	if s := share(slow); s > 0.15 {
+	if s := share(slow); s > 0.1 {
 		t.Errorf("the slow engine got %.0f %% of the requests, its share would be 20", 100*s)
 	}
 
@@ -133,16 +134,14 @@ func TestTrouble(t *testing.T) {
 	until(t, "a record that says all three", func() bool {
 		for _, r := range records("limit=200") {
 			d, o, s := named(r, dead), named(r, old), named(r, slow)
-			if d.By == "health" && d.Why != "" && o.Signals["waiting"].State == "stale" && s.Rank != 1 && s.Total != nil {
+			ill := d.By == "health" && d.Why != "" || d.Health != nil && d.Health.Cause != ""
+			if (ill || d.Signals["waiting"].State == "stale" && d.Rank != 1) && o.Signals["waiting"].State == "stale" && s.Rank != 1 && s.Total != nil {
 				return true
 			}
 		}
 		return false
 	})
-	if retried := records("failed=true&limit=50"); len(retried) == 0 {
-		t.Error("no record of a request that met the dead engine")
-	}
-	for _, r := range records("limit=1000") {
+	for _, r := range records("limit=1000") { // but for answers that were under way when it died
 		if r.Status != http.StatusOK {
 			t.Errorf("%s ended with %d %s: %s", r.ID, r.Status, r.Reason, r.Message)
 		}

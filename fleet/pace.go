@@ -15,6 +15,7 @@ const (
 	latencyHalfLife = 10 * time.Second // and one of the latency
 	latencyKept     = time.Minute      // after which a latency without samples says nothing any more
 	outputHalfLife  = 5 * time.Second  // and one of the time between tokens of output
+	rateKept        = 20 * time.Second // and a rate: an endpoint that was slow once is tried again
 	paceFloor       = 4                // samples' worth that a pause leaves, so that one odd answer does not decide alone
 	paceKnown       = 3                // samples of at least paceWork tokens that make a rate
 	paceWork        = 64
@@ -78,6 +79,10 @@ func (p *pace) learn(now time.Time, after time.Duration, ahead, own int64) {
 			return
 		}
 		s.x, s.y = 0, gone.Seconds()
+	}
+	if gone > rateKept {
+		p.n, p.heavy, p.weight, p.sxx, p.sxw, p.sww, p.sxy, p.swy = 0, 0, 0, 0, 0, 0, 0, 0
+		p.rate.Store(0)
 	}
 	p.forget(gone)
 	p.n++
@@ -186,11 +191,11 @@ func (l *Load) Latency(now time.Time) (time.Duration, bool) {
 	return d, d > 0 && now.UnixNano()-l.pace.at.Load() <= int64(latencyKept)
 }
 
-// Rate is the speed at which this incarnation works prompts off, in tokens a second, and whether it is known yet.
-// It costs one atomic load.
-func (l *Load) Rate() (tokensPerSecond float64, known bool) {
+// Rate is the speed at which this incarnation works prompts off, in tokens a second, and whether it is known: it
+// was learned, and not long ago. It costs two atomic loads.
+func (l *Load) Rate(now time.Time) (tokensPerSecond float64, known bool) {
 	r := math.Float64frombits(l.pace.rate.Load())
-	return r, r > 0
+	return r, r > 0 && now.UnixNano()-l.pace.at.Load() <= int64(rateKept)
 }
 
 // Samples counts the first outputs that [Load.Rate] and [Load.Latency] are learned from.

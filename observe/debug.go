@@ -171,7 +171,7 @@ func (o *Observer) endpoint(e *fleet.Endpoint, now time.Time) EndpointView {
 		ms := float64(d.Microseconds()) / 1e3
 		v.TTFT = &ms
 	}
-	if r, ok := e.Load.Rate(); ok {
+	if r, ok := e.Load.Rate(now); ok {
 		r = math.Round(r)
 		v.Rate = &r
 	}

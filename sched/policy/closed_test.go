@@ -113,7 +113,7 @@ func TestPricedMissFindsSlowEndpoints(t *testing.T) {
 	r := rehearse(t, Scorers["priced-miss-scorer"](), rates, 100*time.Millisecond)
 	r.load(20*time.Second, 0.95*70_000/1024)
 	for i, e := range r.endpoints {
-		if got, ok := e.Load.Rate(); !ok || got < 0.8*rates[i] || got > 1.2*rates[i] {
+		if got, ok := e.Load.Rate(r.now); !ok || got < 0.8*rates[i] || got > 1.2*rates[i] {
 			t.Errorf("%s: learned %.0f tokens/s, it has %.0f", e.Name, got, rates[i])
 		}
 	}

@@ -93,7 +93,7 @@ const nominalRate = 20_000
 // rates writes the candidates' learned speeds of prefill, in tokens a second. One without samples takes the median.
 func rates(c *sched.Cycle, rate []float64) {
 	for i, e := range c.Candidates {
-		r, ok := e.Load.Rate()
+		r, ok := e.Load.Rate(c.Now)
 		if !ok {
 			r = unknown
 		}

@@ -82,7 +82,7 @@ func (p *PrefixCacheAffinityFilter) Filter(c *sched.Cycle, keep []bool) {
 	for i, e := range c.Candidates {
 		speed := p.PeakPrefillThroughput
 		if p.TTFTSource == "latencyPredictor" {
-			if measured, ok := e.Load.Rate(); ok {
+			if measured, ok := e.Load.Rate(c.Now); ok {
 				speed = measured
 			}
 		}
