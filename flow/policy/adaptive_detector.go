@@ -93,7 +93,7 @@ func (d *AdaptiveDetector) Fill(v flow.View) (fill, weight float64) {
 
 // tokens is the bound for uncached tokens in flight.
 func (d *AdaptiveDetector) tokens(l *fleet.Load) int64 {
-	rate, known := l.Rate()
+	rate, known := l.Rate(v.Now)
 	if !known {
 		return d.StartTokens
 	}
