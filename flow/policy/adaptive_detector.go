@@ -74,7 +74,7 @@ func (d *AdaptiveDetector) Room(v flow.View, tokens int64) bool {
 		l.pressed = true
 		return false
 	}
-	return v.Tokens <= 0 || tokens <= 0 || v.Tokens+tokens <= d.tokens(v.Load)
+	return v.Tokens <= 0 || tokens <= 0 || v.Tokens+tokens <= d.tokens(v)
 }
 
 // Weight implements [flow.Weigher].
@@ -88,12 +88,12 @@ func (*AdaptiveDetector) Weight(uncached, prompt int64) int64 {
 // Fill implements [flow.Detector]. An endpoint weighs as much as it takes.
 func (d *AdaptiveDetector) Fill(v flow.View) (fill, weight float64) {
 	l := d.learn(v)
-	return max(float64(v.Requests)/l.requests, float64(v.Tokens)/float64(d.tokens(v.Load))), l.requests
+	return max(float64(v.Requests)/l.requests, float64(v.Tokens)/float64(d.tokens(v))), l.requests
 }
 
 // tokens is the bound for uncached tokens in flight.
-func (d *AdaptiveDetector) tokens(l *fleet.Load) int64 {
-	rate, known := l.Rate(v.Now)
+func (d *AdaptiveDetector) tokens(v flow.View) int64 {
+	rate, known := v.Load.Rate(v.Now)
 	if !known {
 		return d.StartTokens
 	}
