@@ -36,8 +36,9 @@ lint: modules ## gofmt, go vet, staticcheck, in both modules
 modules: ## download Go modules, trying again when the network fails
 	@scripts/modules.sh $(STATICCHECK)
 
-e2e: build ## the real parts: SDKs, Envoy, vLLM, against bin/penstock
+e2e: build ## the real parts: SDKs, Envoy, Prometheus, vLLM, against bin/penstock
 	scripts/install-envoy.sh
+	scripts/install-prometheus.sh
 	scripts/install-sdks.sh
 	scripts/install-vllm.sh
 	cd e2e && go test -count=1 -p=1 -timeout=60m ./...

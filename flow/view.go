@@ -13,10 +13,8 @@ import (
 // A Blind detector tells of endpoints whose signals it takes for unknown.
 type Blind interface{ Unknown(v View) bool }
 
-// A Measuring fairness policy tells how even its service was, by what it may share with those of other bands.
-type Measuring interface{ Measured() Measured }
-
-// Measured tells how even service was. It is asked under the gate's lock.
+// A Measured fairness policy tells how even its service was. It is asked under the gate's lock, with those of all bands at
+// one moment; of those that share what they know one tells.
 type Measured interface {
 	// Evenness is Jain's index over the programs that it knows, 1 for equal shares; false when it knows none.
 	Evenness(now time.Time) (float64, bool)
@@ -45,7 +43,7 @@ type State struct {
 	// could use Target of both.
 	Evict                    bool
 	Tracked, Pending, Target int
-	// Measured are the policies that tell of their service, each once.
+	// Measured is what policies tell of their service.
 	Measured []Measure
 }
 
@@ -126,7 +124,6 @@ func (c *Controller) State() State {
 	}
 	s.Target = min(s.Pending+s.Target, s.Pending+s.Tracked)
 	c.fills(&s, now)
-	seen := map[Measured]bool{}
 	for _, b := range c.bands {
 		bs := BandState{Priority: b.priority, Requests: int64(b.count), MaxRequests: b.MaxRequests, Bytes: b.bytes, MaxBytes: b.MaxBytes,
 			Flows: len(b.flows), Share: b.Share, Ceiling: b.ceiling}
@@ -144,9 +141,8 @@ func (c *Controller) State() State {
 		})
 		bs.Longest = slices.Clone(bs.Longest[:min(longest, len(bs.Longest))])
 		s.Bands = append(s.Bands, bs)
-		if m, ok := b.fair.(Measuring); ok && !seen[m.Measured()] {
-			seen[m.Measured()] = true
-			s.Measured = append(s.Measured, measure(m.Measured(), now))
+		if m, ok := b.fair.(Measured); ok {
+			s.Measured = append(s.Measured, measure(m, now))
 		}
 	}
 	return s
