@@ -26,9 +26,8 @@ type class struct {
 	waiting int
 	active  int // place among the controller's active classes
 
-	full  bool    // there is no room for stuck, which is next
-	stuck *waiter // whom there was no room for
-	none  int64   // no candidate has room for so many tokens or more, but perhaps those of freed
+	full  bool  // there is no room for the next of them
+	none  int64 // no candidate has room for so many tokens or more, but perhaps those of freed
 	freed []*fleet.Endpoint
 }
 
@@ -87,9 +86,12 @@ func (cl *class) forget() {
 	cl.freed = cl.freed[:0]
 }
 
-// shut is told that there is no room for w, which would be next.
-func (c *Controller) shut(cl *class, w *waiter) {
-	cl.full, cl.stuck = true, w
+// shut is told that there is no room for the next.
+func (c *Controller) shut(cl *class) {
+	if cl.full {
+		return
+	}
+	cl.full = true
 	c.ready -= cl.waiting
 	for _, l := range cl.lanes {
 		l.band.ready -= l.waiting
@@ -101,7 +103,7 @@ func (c *Controller) reopen(cl *class) {
 	if !cl.full {
 		return
 	}
-	cl.full, cl.stuck = false, nil
+	cl.full = false
 	c.ready += cl.waiting
 	for _, l := range cl.lanes {
 		l.band.ready += l.waiting
@@ -130,6 +132,20 @@ func (cl *class) eased(c *Controller, l *fleet.Load, now time.Time) {
 		cl.forget()
 	}
 	c.reopen(cl)
+}
+
+// left reports whether any of those that were freed still has room at all.
+func (cl *class) left(c *Controller, now time.Time) bool {
+	n := 0
+	for _, e := range cl.freed {
+		if c.opt.Detector.Room(c.view(e, now), 0) {
+			cl.freed[n] = e
+			n++
+		}
+	}
+	clear(cl.freed[n:])
+	cl.freed = cl.freed[:n]
+	return n > 0
 }
 
 // room finds an endpoint that can take a request of the class, or nil.

@@ -22,6 +22,7 @@ type Controller struct {
 	weigher Weigher // the detector, if it is one
 	bounded bool    // all that waits is
 	waiting atomic.Int64
+	waiters sync.Pool
 
 	mu      sync.Mutex
 	closed  bool
@@ -60,6 +61,7 @@ var _ Gate = (*Controller)(nil)
 func New(opt Options) *Controller {
 	c := &Controller{opt: opt, bounded: opt.MaxRequests > 0 || opt.MaxBytes > 0, classes: map[string]*class{}}
 	c.weigher, _ = opt.Detector.(Weigher)
+	c.waiters.New = func() any { return &waiter{wake: make(chan struct{}, 1)} }
 	for priority, spec := range opt.Bands {
 		c.bands = append(c.bands, newBand(priority, spec, true))
 	}
@@ -92,12 +94,10 @@ func (c *Controller) look(now time.Time, news bool) {
 	}
 }
 
-var waiters = sync.Pool{New: func() any { return &waiter{wake: make(chan struct{}, 1)} }}
-
 // Enter implements [Gate].
 func (c *Controller) Enter(ctx context.Context, a *Ask) (Ticket, Reason) {
 	came := time.Now()
-	w := waiters.Get().(*waiter)
+	w := c.waiters.Get().(*waiter)
 	w.ask = *a
 	c.mu.Lock()
 	c.enter(w, time.Now())
@@ -127,7 +127,7 @@ func (c *Controller) Enter(ctx context.Context, a *Ask) (Ticket, Reason) {
 	}
 	if w.state == refused {
 		reason := w.reason
-		w.free()
+		c.free(w)
 		return Ticket{}, reason
 	}
 	t := Ticket{c, w}
@@ -152,9 +152,9 @@ func (c *Controller) cancel(w *waiter) {
 }
 
 // free gives the waiter back for others.
-func (w *waiter) free() {
+func (c *Controller) free(w *waiter) {
 	*w = waiter{wake: w.wake}
-	waiters.Put(w)
+	c.waiters.Put(w)
 }
 
 // enter queues a request, lets go who can, and refuses it if it can't and there is no more room to wait.
@@ -173,9 +173,6 @@ func (c *Controller) enter(w *waiter, now time.Time) {
 	cl := c.class(&w.ask)
 	c.push(b, w, cl, now)
 	c.waiting.Store(int64(c.count))
-	if w.ask.Uncached < cl.none { // it may fit where others don't
-		c.reopen(cl)
-	}
 	c.dispatch(now)
 	if w.state != queued {
 		return
@@ -359,9 +356,6 @@ func (c *Controller) leave(w *waiter, now time.Time, how Outcome, why Reason) {
 // remove takes a waiter out of the queue.
 func (c *Controller) remove(w *waiter, now time.Time) {
 	cl := w.queue.lane.class
-	if cl.stuck == w && cl.none > 0 {
-		c.reopen(cl) // those behind it may need less room
-	}
 	c.pull(w, now)
 	c.expiry.remove(w)
 	if cl.waiting == 0 {
@@ -413,7 +407,7 @@ func (c *Controller) dispatch(now time.Time) {
 	if c.count == 0 {
 		return
 	}
-	c.pass++
+	c.again(now)
 	evict := c.opt.Evict && len(c.leases.list) > 0
 	if c.ready == 0 && !evict {
 		return
@@ -433,10 +427,11 @@ func (c *Controller) dispatch(now time.Time) {
 		cl := w.queue.lane.class
 		e := c.room(cl, c.weight(w.ask.Uncached, w.ask.Tokens), now)
 		if e == nil {
-			c.shut(cl, w)
+			c.shut(cl)
 			continue
 		}
 		c.grant(w, e, now)
+		c.again(now)
 		c.ceilings(now)
 	}
 	if evict && c.count > 0 {
@@ -444,6 +439,20 @@ func (c *Controller) dispatch(now time.Time) {
 	}
 	if c.opt.Listener != nil {
 		c.opt.Listener.Looked(time.Since(now))
+	}
+}
+
+// again looks at what is known of classes once more: where there is room for few tokens, who is next may be another
+// now; where there is none at all, nobody needs to be looked for.
+func (c *Controller) again(now time.Time) {
+	c.pass++
+	for _, cl := range c.active {
+		switch {
+		case cl.none > 0 || cl.old || cl.left(c, now):
+			c.reopen(cl)
+		default:
+			c.shut(cl)
+		}
 	}
 }
 

@@ -22,8 +22,15 @@ func (r *Ring) Next() *Flow { return r.at }
 // After is the flow that comes after f.
 func (r *Ring) After(f *Flow) *Flow { return f.next }
 
-// Turn ends f's turn.
-func (r *Ring) Turn(f *Flow) { r.at = f.next }
+// Turn ends f's turn: it goes to the end of the round. Those before it that could not go keep theirs.
+func (r *Ring) Turn(f *Flow) {
+	if f == r.at {
+		r.at = f.next
+		return
+	}
+	f.prev.next, f.next.prev = f.next, f.prev
+	r.link(f)
+}
 
 // Add puts a flow at the end of the round.
 func (r *Ring) Add(f *Flow) {
@@ -32,6 +39,11 @@ func (r *Ring) Add(f *Flow) {
 		r.at, f.next, f.prev = f, f, f
 		return
 	}
+	r.link(f)
+}
+
+// link puts a flow before the one that is next.
+func (r *Ring) link(f *Flow) {
 	f.next, f.prev = r.at, r.at.prev
 	f.prev.next, f.next.prev = f, f
 }

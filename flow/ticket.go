@@ -143,7 +143,7 @@ func (t *Ticket) End(uncached, output int64) {
 		}
 	}
 	c.leases.end(c, w, now)
-	w.free()
+	c.free(w)
 	c.look(now, false)
 	c.eased(kept, now)
 	c.eased(load, now)
