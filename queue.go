@@ -36,7 +36,15 @@ const (
 // gate makes the gate of a pool: a queue where the feature gate flowControl is on, else what sheds only.
 func (s *site) gate(b *planner, pool fleet.ID, p *config.Picker) (flow.Gate, error) {
 	if !p.Gates.FlowControl {
-		return flow.NewLegacy(), nil
+		g := flow.NewLegacy()
+		if d := p.Detector; !d.Implied {
+			detector, err := one(b, p, d.Name, defaultDetector, policy.Detectors)
+			if err != nil {
+				return nil, err
+			}
+			g.Detector = detector
+		}
+		return g, nil
 	}
 	o, err := s.flowOptions(b, pool, p)
 	if err != nil {

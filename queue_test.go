@@ -76,6 +76,26 @@ func TestFlowControlInFull(t *testing.T) {
 	}
 }
 
+// Without the gate nothing waits, and the detector that is named says when the pool is saturated.
+func TestFlowControlOff(t *testing.T) {
+	gate, _ := gateOf(t, "detector_alone.yaml")
+	g, ok := gate.(*flow.Legacy)
+	if !ok {
+		t.Fatalf("the gate is a %T", gate)
+	}
+	e := &fleet.Endpoint{Load: &fleet.Load{}}
+	ask := &flow.Ask{Key: flow.Key{Priority: -1}, Candidates: []*fleet.Endpoint{e}, Now: time.Now(), Stale: time.Second}
+	for k := range 3 {
+		if got := g.Saturation(ask); got != float64(k)/2 {
+			t.Errorf("%d in flight: got saturation %g", k, got)
+		}
+		e.Load.Take(time.Now(), 0, 0)
+	}
+	if _, why := g.Enter(t.Context(), ask); why != flow.Saturated {
+		t.Errorf("got %q", why)
+	}
+}
+
 // The older version means the same; 0 is no bound of all, and a band's own wait goes before the gate's.
 func TestFlowControlOfBefore(t *testing.T) {
 	gate, said := gateOf(t, "before.yaml")

@@ -10,6 +10,7 @@ package flow
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"github.com/penstock-project/penstock/fleet"
@@ -96,6 +97,10 @@ type Legacy struct {
 	QueueDepth float64
 	// KVUsage is the used share of the KV cache that makes an endpoint full.
 	KVUsage float64
+	// Detector says how full endpoints are instead, where it is not nil.
+	Detector Detector
+
+	mu sync.Mutex // under which the detector is asked
 }
 
 // NewLegacy returns the gate with the field's thresholds.
@@ -126,8 +131,21 @@ func (g *Legacy) Close() {}
 
 // Saturation is the mean over the candidates of max(waiting/QueueDepth, used/KVUsage); at 1 the
 // pool is full. Candidates whose signals are unknown are left out: missing data alone never
-// stops a pool. With none known it is 0.
+// stops a pool. With none known it is 0. A Detector has its own way with them.
 func (g *Legacy) Saturation(a *Ask) float64 {
+	if g.Detector != nil {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		var sum, weights float64
+		for _, e := range a.Candidates {
+			fill, weight := g.Detector.Fill(View{Endpoint: e, Requests: e.Load.Requests(), Tokens: e.Load.Tokens(), Now: a.Now, Stale: a.Stale})
+			sum, weights = sum+fill*weight, weights+weight
+		}
+		if weights == 0 {
+			return 0
+		}
+		return sum / weights
+	}
 	var sum float64
 	known := 0
 	for _, e := range a.Candidates {
