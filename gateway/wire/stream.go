@@ -55,6 +55,7 @@ type event struct {
 	pieces []Piece
 	n      int
 	why    error
+	post   func()
 }
 
 type eventKind int8
@@ -63,6 +64,7 @@ const (
 	evMessage eventKind = iota
 	evHalf
 	evClosed
+	evPost
 )
 
 // Stream is one call. Its methods may be used by any goroutine.
@@ -281,7 +283,32 @@ func (s *Stream) call(e *event) {
 		s.r.HalfClose(s)
 	case evClosed:
 		s.r.Closed(s, e.why)
+	case evPost:
+		e.post()
 	}
+}
+
+// Post has f called as if it were a call of the receiver: not at the same time as another, and not after
+// the end. Any goroutine may post; f must not wait for anything.
+func (s *Stream) Post(f func()) {
+	c := s.c
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s.silent || s.told {
+		return
+	}
+	s.queue = append(s.queue, event{kind: evPost, post: f})
+	if s.away || c.current == s {
+		return // whoever runs the call tells of it afterwards
+	}
+	s.away = true
+	c.srv.wg.Add(1)
+	go func() {
+		defer c.srv.wg.Done()
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.rejoin(s)
+	}()
 }
 
 // deliver tells the receiver of s, or keeps it for one that is away. Only the reader calls it, and
@@ -313,6 +340,10 @@ func (c *conn) deliver(s *Stream, e event) (reader bool) {
 	defer c.mu.Unlock()
 	if c.turn == turn {
 		c.current = nil
+		if len(s.queue) > 0 { // posted meanwhile
+			s.away = true
+			c.rejoin(s)
+		}
 		return true
 	}
 	c.rejoin(s)
