@@ -130,6 +130,9 @@ func (p *process) run(ctx context.Context, cfg *config.Config) error {
 		<-doorsCtx.Done()
 		p.gw.Drain()
 		p.log.Info("leaving: open requests may finish", slog.String("drain", p.drain.String()), slog.Int64("open", p.gw.Open()))
+		// Those that wait have their chance until there is just time to tell them.
+		late := time.AfterFunc(p.drain-min(p.drain/10, time.Second), p.gw.Refuse)
+		context.AfterFunc(restCtx, func() { late.Stop() })
 		return nil
 	})
 	rest.Go(func() error {

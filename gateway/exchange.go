@@ -45,8 +45,10 @@ type Exchange struct {
 	placed  *Placement
 	order   []*fleet.Endpoint // the pick and its fallbacks, best first
 	at      int               // the current one
-	ticket  flow.Ticket       // from the gate
-	waited  flow.Story        // at the gate
+	pool    fleet.ID
+	evictee Evictee
+	ticket  flow.Ticket // from the gate
+	waited  flow.Story  // at the gate
 	hold    fleet.Hold
 	answer  *request.Answer
 	sse     bool

@@ -53,6 +53,8 @@ type Placement struct {
 	Endpoint *fleet.Endpoint
 	// Destination lists the chosen endpoint and its fallbacks, ip:port by comma, in order.
 	Destination string
+	// Evictable tells that the request may be taken back; see [Exchange.OnEvict].
+	Evictable bool
 	// Scores are the totals by address, where the lane says to tell them.
 	Scores []Score
 	// Set and Remove edit the request's headers; names are lower case. Remove comes first. What

@@ -28,7 +28,7 @@ func (x *Exchange) Place(ctx context.Context) (*Placement, *Refusal) {
 	snap := x.g.Store.Load()
 	pool, model, refused := x.aim(snap)
 	if pool != nil {
-		x.out.Pool = pool.ID.String()
+		x.pool, x.out.Pool = pool.ID, pool.ID.String()
 	}
 	if pool != nil {
 		x.lane = x.g.Lanes()[pool.ID]
@@ -40,12 +40,19 @@ func (x *Exchange) Place(ctx context.Context) (*Placement, *Refusal) {
 	if x.lane == nil {
 		return nil, noEndpoints()
 	}
-	c := x.newCycle(ctx, bodyEnd)
+	p, r := x.seat(ctx, pool, snap.Version, bodyEnd)
+	x.out.Deciding = time.Since(bodyEnd) - x.out.Queue
+	return p, r
+}
+
+// seat has the request wait for its turn, and finds its endpoint.
+func (x *Exchange) seat(ctx context.Context, pool *fleet.Pool, version uint64, now time.Time) (*Placement, *Refusal) {
+	c := x.newCycle(ctx, now)
 	if !x.candidates(c, pool) && len(pool.Endpoints) > 0 {
 		x.keepDecision(c, nil)
 		return nil, noEndpoints()
 	}
-	if reason := x.enter(ctx, pool.ID, c, snap.Version); reason != "" {
+	if reason := x.enter(ctx, pool.ID, c, version); reason != "" {
 		if x.cycle != nil {
 			x.keepDecision(c, nil)
 		}
@@ -66,7 +73,6 @@ func (x *Exchange) Place(ctx context.Context) (*Placement, *Refusal) {
 	if r := x.decide(c); r != nil {
 		return nil, r
 	}
-	x.out.Deciding = time.Since(bodyEnd) - x.out.Queue
 	return x.placement(pool, c), nil
 }
 
@@ -92,7 +98,7 @@ func (x *Exchange) identity() string {
 }
 
 func (x *Exchange) placement(pool *fleet.Pool, c *sched.Cycle) *Placement {
-	p := &Placement{Pool: pool, Endpoint: x.order[0], Destination: x.order[0].Address}
+	p := &Placement{Pool: pool, Endpoint: x.order[0], Destination: x.order[0].Address, Evictable: x.evictee != nil && x.out.Priority < 0}
 	x.placed = p
 	if n := min(x.told, len(x.order)); n > 1 {
 		var b strings.Builder

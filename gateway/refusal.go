@@ -84,6 +84,9 @@ func (r *Refusal) anthropic() string {
 	return invalidRequest
 }
 
+// Evicted reports whether the request was taken back after it was placed.
+func (r *Refusal) Evicted() bool { return r.Reason == string(flow.Evicted) }
+
 // Headers are the answer's headers beside its length.
 func (r *Refusal) Headers() []Header {
 	h := []Header{{"content-type", "application/json"}}

@@ -44,6 +44,9 @@ var (
 	rewriteHeader   = [2]string{"x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite"}
 )
 
+// requeueHeader keeps a request that is taken back from waiting once more, with the value never.
+const requeueHeader = "x-penstock-requeue"
+
 // Destination is the header that carries the choice to the data plane.
 const Destination = "x-gateway-destination-endpoint"
 

@@ -43,7 +43,7 @@ func (x *Exchange) enter(ctx context.Context, pool fleet.ID, c *sched.Cycle, ver
 	s := &x.waited
 	x.out.Wait = observe.Wait{Outcome: string(s.Outcome), For: string(s.For), Ahead: s.Ahead, Own: s.Own, Flows: s.Flows}
 	if waited {
-		x.out.Queue = time.Since(now)
+		x.out.Queue += time.Since(now)
 	}
 	return reason
 }
@@ -118,6 +118,7 @@ func (x *Exchange) take(c *sched.Cycle) *fleet.Endpoint {
 			x.hold = hold
 			copy(c.Order[1:k+1], c.Order[:k])
 			c.Order[0] = i
+			x.evictable(c.Now)
 			return c.Candidates[i]
 		}
 	}
@@ -130,8 +131,44 @@ func (x *Exchange) take(c *sched.Cycle) *fleet.Endpoint {
 	prefill, output := c.Work(i)
 	x.hold = x.ticket.Force(c.Candidates[i], c.Now, prefill, output)
 	c.Order = append([]int{i}, slices.DeleteFunc(c.Order, func(o int) bool { return o == i })...)
+	x.evictable(c.Now)
 	return c.Candidates[i]
 }
+
+// Evictee is told that its request is taken back: it must have the endpoint stop, and must neither wait nor
+// call the exchange.
+type Evictee interface{ Evict() }
+
+// OnEvict says who is told when the request is taken back, which happens between Place and End, once at most.
+func (x *Exchange) OnEvict(e Evictee) { x.evictee = e }
+
+// evictable lets the gate take the request back, where it may.
+func (x *Exchange) evictable(now time.Time) {
+	if x.evictee != nil && x.out.Priority < 0 {
+		x.ticket.Evictable(now, x.evictee.Evict)
+	}
+}
+
+// maxRequeued is how often a request is taken back and waits again before it is refused.
+const maxRequeued = 5
+
+// Requeue has a request wait once more that was taken back before anything of an answer was sent, unless its caller said
+// x-penstock-requeue: never.
+func (x *Exchange) Requeue(ctx context.Context) (*Placement, *Refusal) {
+	x.hold.Release()
+	x.ticket.End(0, 0)
+	x.ticket, x.order, x.at = flow.Ticket{}, nil, 0
+	x.dropCycle()
+	pool := x.g.Store.Load().Pool(x.pool)
+	if x.head.Headers.Get(requeueHeader) == "never" || x.out.Requeued >= maxRequeued || pool == nil {
+		return nil, x.Evicted()
+	}
+	x.out.Requeued++
+	return x.seat(ctx, pool, 0, time.Now())
+}
+
+// Evicted is the answer to a request that was taken back.
+func (x *Exchange) Evicted() *Refusal { return x.refusal(flow.Evicted) }
 
 // refusal turns the gate's reason into an answer.
 func (x *Exchange) refusal(reason flow.Reason) *Refusal {

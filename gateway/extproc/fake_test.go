@@ -86,6 +86,11 @@ func (x *fakeExchange) Place(ctx context.Context) (*gateway.Placement, *gateway.
 	return &gateway.Placement{Destination: "10.0.0.1:8000"}, nil
 }
 
+func (x *fakeExchange) OnEvict(gateway.Evictee) {}
+func (x *fakeExchange) Evicted() *gateway.Refusal {
+	return &gateway.Refusal{Status: 429, Reason: "evicted"}
+}
+
 func (x *fakeExchange) Served(address string) { x.served = address }
 
 func (x *fakeExchange) Answer(status int, h gateway.Headers) []gateway.Header {

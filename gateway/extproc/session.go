@@ -30,6 +30,8 @@ type exchange interface {
 	Answer(status int, h gateway.Headers) []gateway.Header
 	Pass(p []byte)
 	Restore() *request.Restorer
+	OnEvict(e gateway.Evictee)
+	Evicted() *gateway.Refusal
 	Refuse(r *gateway.Refusal)
 	Fail(err error)
 	End(end observe.End)
@@ -352,6 +354,7 @@ func (s *session) choose() (*gateway.Placement, *gateway.Refusal) {
 	if s.x.Body().Size() > longBody || s.headers.has("content-encoding") { // a short one may become long
 		s.stream.Detach()
 	}
+	s.x.OnEvict(s)
 	s.wait = &waiting{stream: s.stream}
 	defer s.wait.stop()
 	return s.x.Place(s.wait)
@@ -471,7 +474,20 @@ func (s *session) find(p []byte, next int) int {
 }
 
 // refuse answers the request ourselves.
-func (s *session) refuse(r *gateway.Refusal) error {
+func (s *session) refuse(r *gateway.Refusal) error { return s.answer(r, observe.Refused) }
+
+// Evict implements gateway.Evictee: the proxy is told to answer in the endpoint's stead, or to break the answer off.
+func (s *session) Evict() {
+	s.stream.Post(func() {
+		if s.x == nil || s.ended {
+			return
+		}
+		s.after(s.answer(s.x.Evicted(), observe.Evicted))
+	})
+}
+
+// answer answers the request ourselves.
+func (s *session) answer(r *gateway.Refusal, end observe.End) error {
 	s.x.Refuse(r)
 	if s.stream.Err() != nil || s.wait != nil && s.wait.gone() {
 		s.end(observe.ClientLeft)
@@ -482,7 +498,7 @@ func (s *session) refuse(r *gateway.Refusal) error {
 		details = "penstock: " + r.Reason
 	}
 	answer := immediate(r.Status, r.Headers(), r.JSON(s.x.API()), details)
-	s.end(observe.Refused)
+	s.end(end)
 	if err := s.send(answer); err != nil {
 		return err
 	}

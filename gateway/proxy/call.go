@@ -37,6 +37,10 @@ type call struct {
 	bufs   net.Buffers // scratch for an outgoing request
 	pieces net.Buffers // bufs as a write uses it up
 
+	evictMu sync.Mutex
+	evicted bool   // taken back
+	cancel  func() // has the endpoint stop
+
 	end     observe.End // how it ended, as far as is known
 	started bool        // the client was given a status
 }
@@ -78,6 +82,9 @@ func (c *call) finish() {
 		c.head = nil
 	}
 	clear(c.bufs[:cap(c.bufs)])
+	if c.cancel != nil {
+		return // somebody may still be about to evict it
+	}
 	*c = call{head: c.head[:0], bufs: c.bufs[:0]}
 	calls.Put(c)
 }
@@ -89,20 +96,84 @@ func (c *call) run() {
 		c.notReceived(refused, err)
 		return
 	}
+	c.x.OnEvict(c)
 	placed, refused := c.x.Place(c.ctx)
 	if refused != nil {
-		if c.gone() {
-			c.left()
-		}
-		c.unserved(refused)
+		c.notPlaced(refused)
 		return
 	}
+	c.take(placed)
+	c.forward()
+}
+
+// notPlaced refuses a request that found no endpoint.
+func (c *call) notPlaced(refused *gateway.Refusal) {
+	if c.gone() {
+		c.left()
+	}
+	c.unserved(refused)
+}
+
+// take keeps what the placement says.
+func (c *call) take(placed *gateway.Placement) {
 	c.placed, c.body = placed, placed.Body
 	if c.body == nil {
 		c.body = c.x.Body()
 	}
 	c.edits = edits{connection: c.r.Header["Connection"], remove: placed.Remove, set: placed.Set}
-	c.forward()
+	if placed.Evictable {
+		c.ctx, c.cancel = c.revocable()
+	}
+}
+
+// revocable is the context of a request that may be taken back.
+func (c *call) revocable() (context.Context, func()) {
+	ctx, cancel := context.WithCancel(c.r.Context())
+	c.evictMu.Lock()
+	defer c.evictMu.Unlock()
+	if c.evicted {
+		cancel()
+	}
+	return ctx, cancel
+}
+
+// Evict implements gateway.Evictee.
+func (c *call) Evict() {
+	c.evictMu.Lock()
+	defer c.evictMu.Unlock()
+	c.evicted = true
+	if c.cancel != nil {
+		c.cancel()
+	}
+}
+
+// wasEvicted reports whether the request was taken back.
+func (c *call) wasEvicted() bool {
+	if c.cancel == nil {
+		return false
+	}
+	c.evictMu.Lock()
+	defer c.evictMu.Unlock()
+	return c.evicted
+}
+
+// again has a request that was taken back wait for another place. It reports false when it was refused.
+func (c *call) again() bool {
+	c.cancel()
+	c.evictMu.Lock()
+	c.evicted, c.cancel = false, nil
+	c.evictMu.Unlock()
+	c.ctx = c.r.Context()
+	placed, refused := c.x.Requeue(c.ctx)
+	if refused != nil {
+		c.notPlaced(refused)
+		if refused.Evicted() {
+			c.end = observe.Evicted
+		}
+		return false
+	}
+	c.take(placed)
+	return true
 }
 
 // receive reads the whole body, straight into the exchange's. Nothing of an endpoint is held
@@ -176,7 +247,7 @@ func (c *call) linger() {
 }
 
 // gone reports whether the client left, or we have to.
-func (c *call) gone() bool { return c.ctx.Err() != nil }
+func (c *call) gone() bool { return c.r.Context().Err() != nil }
 
 // left ends a call whose client is not there any more.
 func (c *call) left() {

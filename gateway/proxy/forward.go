@@ -44,6 +44,13 @@ func (c *call) forward() {
 		if c.gone() {
 			c.left()
 		}
+		if c.wasEvicted() {
+			if !c.again() {
+				return
+			}
+			ep, fresh = c.placed.Endpoint, false
+			continue
+		}
 		if errors.Is(err, errStale) && !fresh { // mere age of a kept connection: no fault yet
 			fresh = true
 			continue

@@ -86,6 +86,9 @@ type exchange interface {
 	Read(r io.Reader) (*gateway.Refusal, error)
 	Place(ctx context.Context) (*gateway.Placement, *gateway.Refusal)
 	Drops(name string) bool
+	OnEvict(e gateway.Evictee)
+	Requeue(ctx context.Context) (*gateway.Placement, *gateway.Refusal)
+	Evicted() *gateway.Refusal
 	Next() *fleet.Endpoint
 	Unavailable() *gateway.Refusal
 	Answer(status int, h gateway.Headers) []gateway.Header

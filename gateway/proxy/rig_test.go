@@ -112,6 +112,12 @@ func (x *told) Place(ctx context.Context) (*gateway.Placement, *gateway.Refusal)
 	return &gateway.Placement{Pool: &fleet.Pool{H2C: x.s.h2c}, Endpoint: x.s.endpoints[0], Set: x.s.set, Remove: x.s.remove}, nil
 }
 
+func (x *told) OnEvict(gateway.Evictee)   {}
+func (x *told) Evicted() *gateway.Refusal { return &gateway.Refusal{Status: 429, Reason: "evicted"} }
+func (x *told) Requeue(context.Context) (*gateway.Placement, *gateway.Refusal) {
+	return nil, x.Evicted()
+}
+
 func (x *told) Next() *fleet.Endpoint {
 	if x.at+1 >= len(x.s.endpoints) {
 		return nil

@@ -4,6 +4,7 @@ package proxy
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -87,8 +88,12 @@ func (s *stream) broken(err error) {
 	if stopping {
 		err, message = errStopping, "the gateway is shutting down"
 	}
-	c.x.Fail(err)
 	c.end = observe.Broken
+	if c.wasEvicted() {
+		c.end, message = observe.Evicted, "the request was taken back for one of higher priority"
+		err = errors.New(message)
+	}
+	c.x.Fail(err)
 	c.s.Log.Debug("endpoint failed in its answer", slog.Any("error", err), slog.String("request", c.x.ID()))
 	if s.sse && s.fresh {
 		_, _ = c.w.Write(errorEvent(c.x.API(), message))

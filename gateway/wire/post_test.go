@@ -3,6 +3,7 @@
 package wire
 
 import (
+	"io"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -52,14 +53,22 @@ func TestPost(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	c := dial(t, serve(t, f, Options{}))
-	stream := c.stream(t)
+	_, addr, _ := start(t, Options{Handler: f})
+	st := stream(t, t.Context(), dial(t, addr, nil))
 	for range 300 {
-		stream.send(t, []byte("xx"))
-		stream.recv(t)
+		if err := send(st, []byte("xx")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := recv(st); err != nil {
+			t.Fatal(err)
+		}
 	}
-	stream.send(t, []byte("end"))
-	stream.end(t)
+	if err := send(st, []byte("end")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := recv(st); err != io.EOF {
+		t.Errorf("got %v, want the end", err)
+	}
 	if posted.Load() < 300 {
 		t.Errorf("%d were posted", posted.Load())
 	}
