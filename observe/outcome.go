@@ -78,7 +78,7 @@ type Outcome struct {
 	Score                              float64 // the winner's total
 	Parts                              []Part
 	Retries                            int
-	Requeued                           int // times that it was taken back and waited again
+	Requeued                           int           // times that it was taken back and waited again
 	Attempts                           []Attempt     // endpoints that failed before the one that answered
 	Decision                           *Decision     // nil when it did not come to one
 	Events                             int           // SSE events with output

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gateway
+
+import (
+	"context"
+	"log/slog"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock-project/penstock/fleet"
+	"github.com/penstock-project/penstock/flow"
+	queue "github.com/penstock-project/penstock/flow/policy"
+	"github.com/penstock-project/penstock/observe"
+)
+
+// queued gives the pool a queue: each endpoint takes one request.
+func (r *rig) queued(change func(*flow.Options)) *flow.Controller {
+	fair := flow.BandSpec{Ordering: queue.Orderings["fcfs-ordering-policy"](), Fairness: queue.Fairness["round-robin-fairness-policy"]().New}
+	o := flow.Options{
+		TTL: time.Minute, NoEndpointTTL: time.Minute, Default: fair, Negative: fair, Evict: true, Stale: r.Stale,
+		Detector: &queue.ConcurrencyDetector{MaxConcurrency: 1, ConcurrencyMode: "requests"},
+		Pool:     fleet.ID{Namespace: "default", Name: "p"}, Store: r.Store,
+	}
+	if change != nil {
+		change(&o)
+	}
+	l := defaultLane()
+	c := flow.New(o)
+	l.Gate = c
+	r.SetLanes(Lanes{o.Pool: l})
+	return c
+}
+
+// evictee has its exchange wait once more when it is taken back, as a door would.
+type evictee struct{ told chan struct{} }
+
+func (e *evictee) Evict() { close(e.told) }
+
+func TestTakenBackAndServedLater(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 1, slog.LevelInfo)
+		r.door.SetTrust(Trust{All: true})
+		gate := r.queued(nil)
+		e := &evictee{make(chan struct{})}
+		batch := r.begin(headers{"x-llm-d-inference-objective": "batch"})
+		batch.OnEvict(e)
+		batch.Write([]byte(chat("x")))
+		p, ref := batch.Place(context.Background())
+		if ref != nil || !p.Evictable {
+			t.Fatalf("got %+v, %v", p, ref)
+		}
+		var gold *Exchange
+		placed := make(chan *Refusal)
+		go func() {
+			var ref *Refusal
+			gold, _, ref = r.place(t, headers{"x-llm-d-inference-objective": "gold"}, chat("y"))
+			placed <- ref
+		}()
+		synctest.Wait()
+		select {
+		case <-e.told:
+		default:
+			t.Fatal("the batch request was not taken back")
+		}
+		again := make(chan *Refusal)
+		go func() {
+			_, ref := batch.Requeue(context.Background())
+			again <- ref
+		}()
+		if ref := <-placed; ref != nil {
+			t.Fatal(ref)
+		}
+		synctest.Wait()
+		if n := gate.Waiting(); n != 1 {
+			t.Errorf("%d wait, want the batch request", n)
+		}
+		time.Sleep(3 * time.Second)
+		gold.Answer(200, headers{})
+		gold.End(observe.Complete)
+		if ref := <-again; ref != nil {
+			t.Errorf("the batch request was refused: %v", ref)
+		}
+		if batch.out.Requeued != 1 || batch.out.Queue < 3*time.Second {
+			t.Errorf("waited again %d times, %v in all", batch.out.Requeued, batch.out.Queue)
+		}
+		batch.Answer(200, headers{})
+		batch.End(observe.Complete)
+	})
+}
+
+func TestTakenBackForGood(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 1, slog.LevelInfo)
+		r.door.SetTrust(Trust{All: true})
+		r.queued(nil)
+		x := r.begin(headers{"x-llm-d-inference-objective": "batch", "x-penstock-requeue": "never"})
+		x.OnEvict(&evictee{make(chan struct{})})
+		x.Write([]byte(chat("x")))
+		if _, ref := x.Place(context.Background()); ref != nil {
+			t.Fatal(ref)
+		}
+		_, ref := x.Requeue(context.Background())
+		if ref == nil || ref.Status != 429 || !ref.Evicted() || ref.RetryAfter <= 0 {
+			t.Errorf("got %v, want 429 evicted", ref)
+		}
+		x.End(observe.Evicted)
+	})
+}
+
+// A request that waits holds no cycle and no endpoint, and gets the fleet as it is when its turn comes.
+func TestWaitingSeesLaterNews(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 1, slog.LevelInfo)
+		gate := r.queued(nil)
+		first, _, _ := r.place(t, nil, chat("x"))
+		got := make(chan *Placement)
+		var second *Exchange
+		go func() {
+			x, p, _ := r.place(t, nil, chat("y"))
+			second = x
+			got <- p
+		}()
+		synctest.Wait()
+		if gate.Waiting() != 1 {
+			t.Fatal("it does not wait")
+		}
+		r.Store.SetEndpoints("more", []fleet.EndpointSpec{{ID: fleet.ID{Namespace: "default", Name: "new"}, Address: "10.0.0.9:8000"}})
+		if p := <-got; p == nil || p.Endpoint.Name != "new" {
+			t.Errorf("got %v, want the new endpoint", p)
+		}
+		second.End(observe.Complete)
+		first.End(observe.Complete)
+	})
+}
