@@ -200,3 +200,41 @@ func BenchmarkPaceLearn(b *testing.B) {
 		l.pace.learn(now, 50*time.Millisecond, 100, 1000)
 	}
 }
+
+// TestOutputTime: 16 tokens or a second are learned from, and what is old counts less.
+func TestOutputTime(t *testing.T) {
+	l, now := &Load{}, time.Unix(1000, 0)
+	at := func(ms int) time.Time { return now.Add(time.Duration(ms) * time.Millisecond) }
+	h := l.Take(now, 10, 0)
+	h.Wrote(at(100), 3) // from here on
+	for i := 1; i < 16; i++ {
+		h.Wrote(at(100+20*i), int64(3+i))
+	}
+	if d, ok := l.OutputTime(at(400)); ok {
+		t.Errorf("got %v of 15 tokens, want nothing", d)
+	}
+	h.Wrote(at(420), 19)
+	if d, ok := l.OutputTime(at(420)); d != 20*time.Millisecond || !ok {
+		t.Errorf("got %v, %v, want 20ms", d, ok)
+	}
+	// Five seconds later the 16 of 20 ms count as 8, beside 8 of 50 ms.
+	g := l.Take(at(5000), 10, 0)
+	g.Wrote(at(5020), 1)
+	g.Wrote(at(5420), 9) // too few, and too soon
+	h.Release()
+	if d, _ := l.OutputTime(at(5420)); d != 20*time.Millisecond {
+		t.Errorf("got %v, want 20ms yet", d)
+	}
+	g.Wrote(at(6020), 9)
+	if d, _ := l.OutputTime(at(6020)); d < 65*time.Millisecond || d > 80*time.Millisecond {
+		t.Errorf("got %v, want some of 125 ms", d)
+	}
+	if n := testing.AllocsPerRun(10, func() { now = now.Add(time.Minute); g.Wrote(now, now.Unix()) }); n != 0 {
+		t.Errorf("%v allocations, want 0", n)
+	}
+	if d, ok := l.OutputTime(now.Add(2 * time.Minute)); ok {
+		t.Errorf("got %v after a pause, want nothing", d)
+	}
+	g.Release()
+	g.Wrote(now.Add(time.Hour), 1e6)
+}

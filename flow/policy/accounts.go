@@ -47,13 +47,14 @@ const (
 
 // account is what one tenant was charged, in tokens by its weight.
 type account struct {
-	tenant     string
-	used       float64
-	weight     float64
-	flow       *flow.Flow // nil while it has nothing waiting
-	owes       bool       // for dlpm-fairness-policy: it may not go before the next refill
-	since      time.Time  // it has nothing waiting since
-	prev, next *account   // among those that have nothing waiting, the longest first
+	tenant string
+	used   float64
+	weight float64
+	flow   *flow.Flow    // nil while it has nothing waiting
+	owes   bool          // for dlpm-fairness-policy: it may not go before the next refill
+	since  time.Time     // it has nothing waiting since
+	idle   link[account] // among those that have nothing waiting
+	spare  *account      // the next forgotten one
 }
 
 // accounts are the tenants' of one band. One that has nothing waiting is forgotten once it was charged no more
@@ -62,9 +63,8 @@ type accounts struct {
 	Charges
 	by    map[string]*account
 	floor float64 // what a tenant that comes has been charged at least
-	idle  account // the ring of those that have nothing waiting
-	idles int
-	spare *account // forgotten ones, by next
+	idle  idle[account]
+	spare *account // forgotten ones, for others
 }
 
 func newAccounts(c Charges) accounts { return accounts{Charges: c, by: map[string]*account{}} }
@@ -78,13 +78,14 @@ func (s *accounts) get(tenant string, now time.Time) *account {
 	if a == nil {
 		a = &account{}
 	} else {
-		s.spare = a.next
+		s.spare = a.spare
 	}
 	weight, ok := s.Weights[tenant]
 	if !ok {
 		weight = s.DefaultWeight
 	}
 	*a = account{tenant: tenant, used: s.floor, weight: weight}
+	a.idle.of = a
 	s.by[tenant] = a
 	s.rest(a, now)
 	return a
@@ -93,26 +94,15 @@ func (s *accounts) get(tenant string, now time.Time) *account {
 // come is told that a tenant has requests from now on. The time in which it had none earns it nothing.
 func (s *accounts) come(f *flow.Flow, now time.Time) *account {
 	a := s.get(f.Tenant, now)
-	s.unlink(a)
+	s.idle.remove(&a.idle)
 	a.flow, a.used = f, max(a.used, s.floor)
 	return a
 }
 
 // rest is told that a tenant has none from now on.
 func (s *accounts) rest(a *account, now time.Time) {
-	if s.idle.next == nil {
-		s.idle.next, s.idle.prev = &s.idle, &s.idle
-	}
 	a.flow, a.since = nil, now
-	a.prev, a.next = s.idle.prev, &s.idle
-	a.prev.next, a.next.prev = a, a
-	s.idles++
-}
-
-func (s *accounts) unlink(a *account) {
-	a.prev.next, a.next.prev = a.next, a.prev
-	a.prev, a.next = nil, nil
-	s.idles--
+	s.idle.add(&a.idle)
 }
 
 // charge adds work to what a tenant was charged, or takes it off. A tenant that was forgotten owed nothing, and
@@ -132,14 +122,13 @@ func (s *accounts) charge(tenant string, now time.Time, uncached, output int64) 
 
 // trim forgets tenants that no longer matter.
 func (s *accounts) trim(now time.Time) {
-	for s.idles > 0 {
-		a := s.idle.next
-		if a.used > s.floor && now.Sub(a.since) < idleFor && s.idles <= mostIdle {
+	for a := s.idle.first(); a != nil; a = s.idle.first() {
+		if a.used > s.floor && now.Sub(a.since) < idleFor && s.idle.n <= mostIdle {
 			return
 		}
-		s.unlink(a)
+		s.idle.remove(&a.idle)
 		delete(s.by, a.tenant)
-		*a = account{next: s.spare}
+		*a = account{spare: s.spare}
 		s.spare = a
 	}
 }

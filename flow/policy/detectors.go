@@ -89,9 +89,6 @@ type UtilizationDetector struct {
 
 // Validate reports bounds that let nobody pass.
 func (d *UtilizationDetector) Validate() error {
-	if d.UnknownConcurrency == 0 {
-		d.UnknownConcurrency = 100
-	}
 	switch {
 	case d.QueueDepthThreshold <= 0:
 		return errors.New("queueDepthThreshold: must be above 0")
@@ -99,7 +96,7 @@ func (d *UtilizationDetector) Validate() error {
 		return errors.New("kvCacheUtilThreshold: must be above 0 and at most 1")
 	case d.Headroom < 0:
 		return errors.New("headroom: must not be below 0")
-	case d.UnknownConcurrency < 0:
+	case d.UnknownConcurrency <= 0:
 		return errors.New("unknownConcurrency: must be above 0")
 	}
 	return nil

@@ -61,9 +61,12 @@ func (d *dlpm) Remove(f *flow.Flow, now time.Time) {
 }
 
 func (d *dlpm) Headed(f *flow.Flow, _ time.Time) {
-	a := d.by[f.Tenant]
-	d.take(a)
-	d.put(a)
+	if d.by[f.Tenant].owes {
+		d.owing.Fix(f)
+	} else {
+		f.Score = uncachedShare(f.Head.Ask)
+		d.may.Fix(f)
+	}
 }
 
 // Next implements [flow.Fairness]. Where all that may go are refused, who owes least goes: what others cannot use is no
@@ -82,8 +85,16 @@ func (d *dlpm) Charge(tenant string, now time.Time, uncached, output int64) {
 	if a == nil || a.flow == nil {
 		return
 	}
-	d.take(a)
-	d.put(a)
+	switch owes := a.used >= d.level; {
+	case owes != a.owes:
+		d.take(a)
+		d.put(a)
+	case owes:
+		a.flow.Score = a.used
+		d.owing.Fix(a.flow)
+	default:
+		return // its place is by its head
+	}
 	d.refill()
 }
 

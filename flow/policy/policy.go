@@ -58,7 +58,9 @@ var Detectors = plugin.Set[flow.Detector]{
 		return &AdaptiveDetector{TargetTTFT: api.Duration(2 * time.Second), TargetTPOT: api.Duration(50 * time.Millisecond),
 			StartRequests: 256, StartTokens: 65_536}
 	},
-	"utilization-detector": func() flow.Detector { return &UtilizationDetector{QueueDepthThreshold: 5, KVCacheUtilThreshold: 0.8} },
+	"utilization-detector": func() flow.Detector {
+		return &UtilizationDetector{QueueDepthThreshold: 5, KVCacheUtilThreshold: 0.8, UnknownConcurrency: 100}
+	},
 }
 
 // Evictions are the eviction policies by type name. What they say always happens; they have nothing to be called for.

@@ -18,7 +18,7 @@ import (
 // fades with a half-life. Of all that have requests waiting in the band the one with the highest score goes:
 // lasWeightService·(1 − s) + lasWeightHeadWait·w, where s is its service and w its wait, both between 0 for the least
 // and 1 for the most among them, and 0.5 where all are alike. Equals go in the order of the band. What a program attained
-// counts in all bands. A choice costs a look at each program that waits.
+// counts in all bands. A choice costs a look at each program that waits, some nanoseconds each.
 type ProgramAwareFairness struct {
 	// Strategy is las, for least attained service.
 	Strategy string `json:"strategy"`
@@ -77,10 +77,11 @@ const mostPrograms = 1 << 16
 // one moment, the epoch: nothing has to be brought up to date to compare it.
 type programs struct {
 	by          map[string]*program
-	waiting     int     // those of them that have requests
-	halfLife    float64 // seconds
+	idle        idle[program] // those without requests
+	halfLife    float64       // seconds
 	keep, sweep time.Duration
 	epoch       time.Time
+	start       time.Time // of all; heads' times of entry are counted from it
 	swept       time.Time
 	told        time.Time     // when it was last told of
 	teller      *programAware // and by which band's policy
@@ -88,16 +89,29 @@ type programs struct {
 
 // program is one fairness id.
 type program struct {
+	id       string
+	idle     link[program]
 	attained float64 // tokens by their weights, at the epoch
 	waited   time.Duration
 	went     int64
 	last     time.Time // when it last had to do with us
-	waits    []waits   // where it has requests, a few at most
+	waits    []place   // where it has requests, in few bands at most
 }
 
-type waits struct {
+// place is where a program stands in a band's list.
+type place struct {
 	in *programAware
-	f  *flow.Flow
+	at int
+}
+
+// in finds the program's place in a band's list.
+func (p *program) in(a *programAware) *place {
+	for i := range p.waits {
+		if p.waits[i].in == a {
+			return &p.waits[i]
+		}
+	}
+	return nil
 }
 
 // worth is what a token of now is worth at the epoch.
@@ -121,91 +135,95 @@ func (s *programs) worth(now time.Time) float64 {
 // fix tells the bands what the program attained.
 func (p *program) fix() {
 	for _, w := range p.waits {
-		w.f.Score = p.attained
-		w.in.heap.Fix(w.f)
+		w.in.list[w.at].attained = p.attained
 	}
 }
 
 func (s *programs) program(id string, now time.Time) *program {
 	p := s.by[id]
 	if p == nil {
+		if s.start.IsZero() {
+			s.start = now
+		}
 		s.clean(now)
-		p = &program{}
+		p = &program{id: id}
+		p.idle.of = p
 		s.by[id] = p
 	}
 	p.last = now
+	s.idle.remove(&p.idle)
+	if len(p.waits) == 0 {
+		s.idle.add(&p.idle)
+	}
 	return p
 }
 
-// clean forgets programs that are idle for long; for less long as there are more of them.
+// clean forgets programs that are idle for long, and of very many those that are so longest.
 func (s *programs) clean(now time.Time) {
-	full := len(s.by)-s.waiting >= mostPrograms
-	if !full && now.Sub(s.swept) < s.sweep {
-		return
+	due := now.Sub(s.swept) >= s.sweep
+	for p := s.idle.first(); p != nil && (due && now.Sub(p.last) >= s.keep || s.idle.n >= mostPrograms); p = s.idle.first() {
+		s.idle.remove(&p.idle)
+		delete(s.by, p.id)
 	}
-	for keep := s.keep; ; keep /= 2 {
-		for id, p := range s.by {
-			if len(p.waits) == 0 && now.Sub(p.last) >= keep {
-				delete(s.by, id)
-			}
-		}
-		if !full || len(s.by)-s.waiting < mostPrograms/2 || keep == 0 {
-			break
-		}
+	if due {
+		s.swept = now
 	}
-	s.swept = now
 }
 
-// programAware is the policy of one band. Its heap is by attained service.
+// programAware is the policy of one band. What a choice looks at stands close together.
 type programAware struct {
 	*programs
-	heap          flow.Heap
+	list          []candidate
 	service, wait float64
+}
+
+// candidate is a program that has requests waiting in the band.
+type candidate struct {
+	attained float64
+	since    time.Duration // its head entered so long after the start
+	f        *flow.Flow
+	p        *program
 }
 
 func (a *programAware) Add(f *flow.Flow, now time.Time) {
 	p := a.program(f.Tenant, now)
-	if len(p.waits) == 0 {
-		a.waiting++
-	}
-	p.waits = append(p.waits, waits{a, f})
-	f.Score = p.attained
-	a.heap.Push(f)
+	a.idle.remove(&p.idle)
+	p.waits = append(p.waits, place{a, len(a.list)})
+	a.list = append(a.list, candidate{p.attained, f.Head.Entered.Sub(a.start), f, p})
 }
 
 func (a *programAware) Remove(f *flow.Flow, now time.Time) {
-	a.heap.Remove(f)
 	p := a.program(f.Tenant, now)
-	for i, w := range p.waits {
-		if w.f == f {
-			last := len(p.waits) - 1
-			p.waits[i] = p.waits[last]
-			p.waits[last] = waits{}
-			p.waits = p.waits[:last]
-			break
-		}
+	w, last := p.in(a), len(a.list)-1
+	moved := a.list[last]
+	a.list[w.at], a.list[last] = moved, candidate{}
+	a.list = a.list[:last]
+	if moved.p != p {
+		moved.p.in(a).at = w.at
 	}
+	*w = p.waits[len(p.waits)-1]
+	p.waits = p.waits[:len(p.waits)-1]
 	if len(p.waits) == 0 {
-		a.waiting--
+		a.idle.add(&p.idle)
 	}
 }
 
-func (a *programAware) Headed(f *flow.Flow, _ time.Time) { a.heap.Fix(f) }
+func (a *programAware) Headed(f *flow.Flow, now time.Time) {
+	a.list[a.program(f.Tenant, now).in(a).at].since = f.Head.Entered.Sub(a.start)
+}
 
 // Next implements [flow.Fairness]. A score without what all have in common is −service·s − wait·(the time of entry),
 // so that neither now nor the fading matters.
 func (a *programAware) Next(_ time.Time, ok func(*flow.Flow) bool) *flow.Flow {
-	all := a.heap.All()
-	if len(all) == 0 {
+	if len(a.list) == 0 {
 		return nil
 	}
-	least, most := all[0].Score, all[0].Score
-	since := all[0].Head.Entered
-	var first, last time.Duration // after since
-	for _, f := range all[1:] {
-		most = max(most, f.Score)
-		d := f.Head.Entered.Sub(since)
-		first, last = min(first, d), max(last, d)
+	least, most := a.list[0].attained, a.list[0].attained
+	first, last := a.list[0].since, a.list[0].since
+	for i := range a.list {
+		c := &a.list[i]
+		least, most = min(least, c.attained), max(most, c.attained)
+		first, last = min(first, c.since), max(last, c.since)
 	}
 	var perToken, perWait float64
 	if most > least {
@@ -216,13 +234,14 @@ func (a *programAware) Next(_ time.Time, ok func(*flow.Flow) bool) *flow.Flow {
 	}
 	var best *flow.Flow
 	var score float64
-	for _, f := range all {
-		s := -perToken*(f.Score-least) - perWait*float64(f.Head.Entered.Sub(since)-first)
-		if best != nil && (s < score || s == score && !earlier(f, best)) {
+	for i := range a.list {
+		c := &a.list[i]
+		s := -perToken*(c.attained-least) - perWait*float64(c.since-first)
+		if best != nil && (s < score || s == score && !earlier(c.f, best)) {
 			continue
 		}
-		if ok(f) {
-			best, score = f, s
+		if ok(c.f) {
+			best, score = c.f, s
 		}
 	}
 	return best
