@@ -56,52 +56,56 @@ func (g *turns) end(prompt, uncached, output int64) {
 	synctest.Wait()
 }
 
-// TestOldestHasItsTurn: of what waits the least goes first, and the oldest, which brings most, as the eighth.
-func TestOldestHasItsTurn(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := newTurns("round-robin-fairness-policy", "least-uncached-first-ordering-policy")
-		g.enter("first", "a", 10, 10)
-		g.enter("cold", "a", 9000, 9000)
-		g.enter("cool", "a", 9000, 8000)
-		for i := range 16 {
-			g.enter(fmt.Sprint(i), "a", 9000, int64(100-i))
-		}
-		for range 19 {
-			g.end(-1, -1, -1)
-		}
-		// 15 to 9 are seven, 8 to 2 again.
-		if got := strings.Join(g.order, " "); got != "first 15 14 13 12 11 10 9 cold 8 7 6 5 4 3 2 cool 1 0" {
-			t.Errorf("got %s", got)
-		}
+// TestGate has policies work in a gate.
+func TestGate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // one bubble, as gates share what waits
+		oldestHasItsTurn(t)
+		programsAttainWhatWasServed(t)
 	})
 }
 
-// TestProgramsAttainWhatWasServed: what counts is what the engine told in the end.
-func TestProgramsAttainWhatWasServed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		g := newTurns("program-aware-fairness", "fcfs-ordering-policy")
-		g.enter("1", "p", 100, 100)
-		g.enter("2", "p", 100, 100)
-		g.enter("3", "q", 100, 100)
-		time.Sleep(time.Second)
-		g.end(60, 10, 20) // p attained 60 + 2·20
-		g.enter("4", "r", 100, 100)
-		g.end(-1, -1, 5) // q attained 100 + 2·5
-		g.end(0, 0, 0)   // r nothing
-		if got := strings.Join(g.order, " "); got != "1 3 4 2" {
-			t.Errorf("went %s, want 1 3 4 2", got)
-		}
-		m := g.State().Measured
-		if len(m) != 1 {
-			t.Fatalf("got %d measures, want 1", len(m))
-		}
-		got := map[string]string{}
-		for _, p := range m[0].Programs {
-			got[p.Program] = fmt.Sprintf("%.0f %v", p.Attained, p.Wait)
-		}
-		if want := "map[p:100 500ms q:110 1s r:0 0s]"; fmt.Sprint(got) != want {
-			t.Errorf("got %v, want %s", got, want)
-		}
+// oldestHasItsTurn: of what waits the least goes first, and the oldest, which brings most, as the eighth.
+func oldestHasItsTurn(t *testing.T) {
+	g := newTurns("round-robin-fairness-policy", "least-uncached-first-ordering-policy")
+	g.enter("first", "a", 10, 10)
+	g.enter("cold", "a", 9000, 9000)
+	g.enter("cool", "a", 9000, 8000)
+	for i := range 16 {
+		g.enter(fmt.Sprint(i), "a", 9000, int64(100-i))
+	}
+	for range 19 {
 		g.end(-1, -1, -1)
-	})
+	}
+	// 15 to 9 are seven, 8 to 2 again.
+	if got := strings.Join(g.order, " "); got != "first 15 14 13 12 11 10 9 cold 8 7 6 5 4 3 2 cool 1 0" {
+		t.Errorf("got %s", got)
+	}
+}
+
+// programsAttainWhatWasServed: what counts is what the engine told in the end.
+func programsAttainWhatWasServed(t *testing.T) {
+	g := newTurns("program-aware-fairness", "fcfs-ordering-policy")
+	g.enter("1", "p", 100, 100)
+	g.enter("2", "p", 100, 100)
+	g.enter("3", "q", 100, 100)
+	time.Sleep(time.Second)
+	g.end(60, 10, 20) // p attained 60 + 2·20
+	g.enter("4", "r", 100, 100)
+	g.end(-1, -1, 5) // q attained 100 + 2·5
+	g.end(0, 0, 0)   // r nothing
+	if got := strings.Join(g.order, " "); got != "1 3 4 2" {
+		t.Errorf("went %s, want 1 3 4 2", got)
+	}
+	m := g.State().Measured
+	if len(m) != 1 {
+		t.Fatalf("got %d measures, want 1", len(m))
+	}
+	got := map[string]string{}
+	for _, p := range m[0].Programs {
+		got[p.Program] = fmt.Sprintf("%.0f %v", p.Attained, p.Wait)
+	}
+	if want := "map[p:100 500ms q:110 1s r:0 0s]"; fmt.Sprint(got) != want {
+		t.Errorf("got %v, want %s", got, want)
+	}
+	g.end(-1, -1, -1)
 }

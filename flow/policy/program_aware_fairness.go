@@ -83,8 +83,6 @@ type programs struct {
 	epoch       time.Time
 	start       time.Time // of all; heads' times of entry are counted from it
 	swept       time.Time
-	told        time.Time     // when it was last told of
-	teller      *programAware // and by which band's policy
 }
 
 // program is one fairness id.
@@ -278,22 +276,14 @@ func (a *programAware) Finished(tenant string, now time.Time, prompt, output int
 	p.fix()
 }
 
-// tells reports whether this band's policy is the one that tells of all programs at that moment.
-func (a *programAware) tells(now time.Time) bool {
-	if !a.told.Equal(now) {
-		a.told, a.teller = now, a
-	}
-	return a.teller == a
-}
+// Measured implements [flow.Measuring]: it is the same for all bands.
+func (a *programAware) Measured() flow.Measured { return a.programs }
 
-// Evenness is Jain's index of the programs' mean waits: 1 when they wait equally long, 1/n when one of n waits
-// alone. Where several bands have the policy only the one that is asked first at a moment tells, for all.
-func (a *programAware) Evenness(now time.Time) (float64, bool) {
-	if !a.tells(now) {
-		return 0, false
-	}
+// Evenness implements [flow.Measured] with Jain's index of the programs' mean waits: 1 when they wait equally long,
+// 1/n when one of n waits alone.
+func (s *programs) Evenness(time.Time) (float64, bool) {
 	var n, sum, squares float64
-	for _, p := range a.by {
+	for _, p := range s.by {
 		if p.went > 0 {
 			w := (p.waited / time.Duration(p.went)).Seconds()
 			n, sum, squares = n+1, sum+w, squares+w*w
@@ -308,14 +298,10 @@ func (a *programAware) Evenness(now time.Time) (float64, bool) {
 	return sum * sum / (n * squares), true
 }
 
-// Programs yields each program with its mean wait and its attained service in weighted tokens, as far as it has not faded.
-// The policy that tells is that of [programAware.Evenness].
-func (a *programAware) Programs(now time.Time, yield func(program string, wait time.Duration, attained float64)) {
-	if !a.tells(now) {
-		return
-	}
-	worth := a.worth(now)
-	for id, p := range a.by {
+// Programs implements [flow.Measured]; what a program attained is told as far as it has not faded.
+func (s *programs) Programs(now time.Time, yield func(program string, wait time.Duration, attained float64)) {
+	worth := s.worth(now)
+	for id, p := range s.by {
 		yield(id, p.waited/time.Duration(max(1, p.went)), p.attained/worth)
 	}
 }
