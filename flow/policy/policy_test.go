@@ -159,7 +159,7 @@ func (s *scene) run(d *datadriven.TestData) (string, error) {
 			fmt.Fprintf(&b, "%s %.6g\n", name, in().flows[name].Score)
 		}
 	case "programs":
-		m := in().Fairness.(flow.Measuring).Measured()
+		m := in().Fairness.(flow.Measured)
 		even, ok := m.Evenness(s.now)
 		fmt.Fprintf(&b, "evenness %.4f %v\n", even, ok)
 		var lines []string

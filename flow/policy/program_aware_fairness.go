@@ -83,6 +83,8 @@ type programs struct {
 	epoch       time.Time
 	start       time.Time // of all; heads' times of entry are counted from it
 	swept       time.Time
+	told        time.Time     // when it was last told of
+	teller      *programAware // and by which band's policy
 }
 
 // program is one fairness id.
@@ -276,14 +278,23 @@ func (a *programAware) Finished(tenant string, now time.Time, prompt, output int
 	p.fix()
 }
 
-// Measured implements [flow.Measuring]: it is the same for all bands.
-func (a *programAware) Measured() flow.Measured { return a.programs }
+// tells reports whether this band's policy is the one that tells of all programs at that moment: the first that is
+// asked.
+func (a *programAware) tells(now time.Time) bool {
+	if !a.told.Equal(now) {
+		a.told, a.teller = now, a
+	}
+	return a.teller == a
+}
 
 // Evenness implements [flow.Measured] with Jain's index of the programs' mean waits: 1 when they wait equally long,
 // 1/n when one of n waits alone.
-func (s *programs) Evenness(time.Time) (float64, bool) {
+func (a *programAware) Evenness(now time.Time) (float64, bool) {
+	if !a.tells(now) {
+		return 0, false
+	}
 	var n, sum, squares float64
-	for _, p := range s.by {
+	for _, p := range a.by {
 		if p.went > 0 {
 			w := (p.waited / time.Duration(p.went)).Seconds()
 			n, sum, squares = n+1, sum+w, squares+w*w
@@ -299,9 +310,12 @@ func (s *programs) Evenness(time.Time) (float64, bool) {
 }
 
 // Programs implements [flow.Measured]; what a program attained is told as far as it has not faded.
-func (s *programs) Programs(now time.Time, yield func(program string, wait time.Duration, attained float64)) {
-	worth := s.worth(now)
-	for id, p := range s.by {
+func (a *programAware) Programs(now time.Time, yield func(program string, wait time.Duration, attained float64)) {
+	if !a.tells(now) {
+		return
+	}
+	worth := a.worth(now)
+	for id, p := range a.by {
 		yield(id, p.waited/time.Duration(max(1, p.went)), p.attained/worth)
 	}
 }
