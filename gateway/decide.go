@@ -83,7 +83,7 @@ func (x *Exchange) conditional() bool {
 	return false
 }
 
-// decide screens, produces and admits; then it scores and reserves in one step.
+// decide screens, produces and admits; then it reserves.
 func (x *Exchange) decide(c *sched.Cycle) *Refusal {
 	start := time.Now()
 	plan := x.lane.Plan
@@ -105,28 +105,15 @@ func (x *Exchange) decide(c *sched.Cycle) *Refusal {
 		x.keepDecision(c, nil)
 		return noProfile(why)
 	}
-	x.lane.mu.Lock()
-	plan.Refresh(c)
-	ok := p.Decide(c)
-	d := x.keepDecision(c, p)
-	var pick *fleet.Endpoint
-	miss := ok && x.conditional() && c.Cached("", c.Order[0]) == 0
-	if ok && !miss {
-		pick = x.take(c)
-		pick.Load.Probe(c.Now)
-		plan.Reserve(c, pick)
-	}
-	x.lane.mu.Unlock()
+	pick, refused := x.reserve(c, p)
 	x.out.Schedule = time.Since(start)
-	if ok {
-		keepScores(d, c)
+	ranked := len(c.Order) > 0
+	if ranked {
+		keepScores(x.out.Decision, c)
 	}
-	x.g.trace(x, c, p, ok)
-	if !ok {
-		return refusalOf(flow.Saturated)
-	}
-	if miss {
-		return notCached()
+	x.g.trace(x, c, p, ranked)
+	if refused != nil {
+		return refused
 	}
 	plan.Placed(c, pick)
 	x.order = make([]*fleet.Endpoint, 0, len(c.Order))
@@ -135,6 +122,25 @@ func (x *Exchange) decide(c *sched.Cycle) *Refusal {
 	}
 	x.record(p, c)
 	return nil
+}
+
+// reserve scores and reserves in one step, of which a pool makes one at a time.
+func (x *Exchange) reserve(c *sched.Cycle, p *sched.Profile) (pick *fleet.Endpoint, refused *Refusal) {
+	x.lane.mu.Lock()
+	defer x.lane.mu.Unlock() // also when a plugin panics, so that one request fails and not its pool
+	x.lane.Plan.Refresh(c)
+	ok := p.Decide(c)
+	x.keepDecision(c, p)
+	switch {
+	case !ok:
+		return nil, refusalOf(flow.Saturated)
+	case x.conditional() && c.Cached("", c.Order[0]) == 0:
+		return nil, notCached()
+	}
+	pick = x.take(c)
+	pick.Load.Probe(c.Now)
+	x.lane.Plan.Reserve(c, pick)
+	return pick, nil
 }
 
 // record keeps what the outcome tells of the decision.

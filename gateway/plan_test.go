@@ -26,7 +26,6 @@ type stand struct {
 	why      string // not to admit, or that there is no profile
 	placed   func(*sched.Cycle, *fleet.Endpoint)
 	answered map[string]string
-	port     string
 }
 
 func (s *stand) Filter(c *sched.Cycle, keep []bool) {
@@ -86,6 +85,33 @@ func fates(x *Exchange) string {
 		out = append(out, strings.TrimSpace(e.Name+" "+drop.Name+" "+drop.Why))
 	}
 	return strings.Join(out, ", ")
+}
+
+// A plugin that panics fails its own request, and not those that come after it.
+func TestAPanicDoesNotLockThePool(t *testing.T) {
+	r := newRig(t, 2, slog.LevelInfo)
+	bad := true
+	r.with(func(p *sched.Plan) {
+		p.Profiles[0].Filters = []sched.Named[sched.Filter]{{Name: "f", Plugin: &stand{keep: func(*sched.Cycle, []bool) {
+			if bad {
+				panic("for a test")
+			}
+		}}}}
+	})
+	place := func() (p *Placement) {
+		x := r.Begin(&r.door, Head{Method: "POST", Path: "/v1/chat/completions", Headers: headers{}})
+		defer x.End(observe.Complete)
+		defer func() { _ = recover() }() // as net/http does
+		x.Write([]byte(chat("x")))
+		p, _ = x.Place(t.Context())
+		return p
+	}
+	if place() != nil {
+		t.Fatal("want a panic")
+	}
+	if bad = false; place() == nil {
+		t.Error("want a placement")
+	}
 }
 
 func dropping(names ...string) func(c *sched.Cycle, keep []bool) {
