@@ -75,9 +75,12 @@ func (l *Load) Fail(now time.Time, p *HealthPolicy, hard bool, cause string) boo
 	if !h.since.IsZero() && !probed && now.Before(h.until) {
 		return false // it is ejected, and this request was sent before that
 	}
-	d := p.First << min(h.rounds, 16)
+	d := p.Longest
+	if twice := min(h.rounds, 16); p.First <= p.Longest>>twice { // which, unlike First << twice, cannot overflow
+		d = p.First << twice
+	}
 	h.rounds++
-	h.since, h.until, h.probe, h.healed = now, now.Add(min(d, p.Longest)), time.Time{}, time.Time{}
+	h.since, h.until, h.probe, h.healed = now, now.Add(d), time.Time{}, time.Time{}
 	return true
 }
 

@@ -128,6 +128,22 @@ func TestAnswersEjectOnlyInARow(t *testing.T) {
 }
 
 // An endpoint whose page could be read and cannot is left alone for long; one whose page can is soon tried.
+// However long they are and however many in a row, ejections end at Longest.
+func TestEjectionsDoNotOverflow(t *testing.T) {
+	j := judge(t, 2)
+	j.p.First, j.p.Longest = 1000*time.Hour, 2000*time.Hour
+	a := j.e[0].Load
+	for round := range 70 {
+		if !a.Fail(j.now, &j.p, true, "refused") {
+			t.Fatalf("round %d: want an ejection", round)
+		}
+		j.want("01", Ejected)
+		j.after(j.p.Longest)
+		j.want("11", Probed)
+		a.Probe(j.now)
+	}
+}
+
 func TestEjectionIsShortWhileThePageIsRead(t *testing.T) {
 	for _, c := range []struct {
 		name    string

@@ -182,7 +182,8 @@ func (s *Store) TellModels(id ID, load *Load, models []string) {
 }
 
 // TellAttributes records what one source found beside a reading; it replaces what that source said
-// before of the incarnation, and nothing else. The list is not kept.
+// before of the incarnation, and nothing else. Where two sources tell the same attribute, that of the source whose
+// name sorts first counts. The list is not kept.
 func (s *Store) TellAttributes(id ID, load *Load, source string, list []Attribute) {
 	s.tell(id, load, func(t *told) {
 		if t.parts == nil {
@@ -190,10 +191,14 @@ func (s *Store) TellAttributes(id ID, load *Load, source string, list []Attribut
 		}
 		t.parts[source] = append(t.parts[source][:0], list...)
 		all := make([]Attribute, 0, len(t.attributes)) // a snapshot may show the last one
-		for _, part := range t.parts {
-			all = append(all, part...)
+		if len(t.parts) == 1 {
+			all = append(all, list...)
+		} else {
+			for _, part := range slices.Sorted(maps.Keys(t.parts)) { // of two that say the same the first by name counts
+				all = append(all, t.parts[part]...)
+			}
 		}
-		slices.SortFunc(all, Attribute.compare)
+		slices.SortStableFunc(all, Attribute.compare)
 		t.attributes = all
 	})
 }

@@ -622,5 +622,14 @@ func TestSourcesOfAttributesKeepApart(t *testing.T) {
 		if n := testing.AllocsPerRun(10, func() { e.Attribute("queue", "x") }); n != 0 {
 			t.Errorf("got %v allocations", n)
 		}
+		for range 20 { // whatever comes first out of a map
+			for i, source := range []string{"c", "a", "b"} {
+				s.TellAttributes(id, load, source, []Attribute{{"same", "x", Signal{float64(i), now}}})
+			}
+			time.Sleep(2 * Coalesce)
+			if got := show(s.Load().Pools[0].Endpoints[0], "same", "x"); got != "1 true" {
+				t.Fatalf("got %s, want what source a tells", got)
+			}
+		}
 	})
 }
