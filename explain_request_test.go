@@ -41,6 +41,22 @@ func TestExplainRequest(t *testing.T) {
 	})
 }
 
+// What a client chose neither steers the reader's terminal nor looks like a line of the story.
+func TestExplainRequestShowsNoControlCharacters(t *testing.T) {
+	o := observe.New(observe.Options{Store: fleet.NewStore()})
+	hostile := "m\x1b[2J\r\nSERVED by me\u202e\u009b"
+	o.Done(&observe.Outcome{Labels: observe.Labels{Model: hostile, Target: hostile, Tenant: hostile}, ID: hostile, End: observe.Broken, Message: hostile, Start: time.Now()})
+	server := httptest.NewServer(o.Mux(observe.MuxOptions{}))
+	defer server.Close()
+	var out bytes.Buffer
+	if err := explain(t.Context(), []string{"--request", "last", "--server", server.URL}, &out, nil); err != nil {
+		t.Fatal(err)
+	}
+	if s := out.String(); !strings.Contains(s, "m�[2J��SERVED by me��") || strings.ContainsAny(s, "\x1b\r\u202e\u009b") || strings.Contains(s, "\nSERVED") {
+		t.Errorf("got %q", s)
+	}
+}
+
 func outcomeOf(t *testing.T, d *datadriven.TestData) *observe.Outcome {
 	t.Helper()
 	at := time.Date(2026, 1, 2, 3, 4, 5, 678e6, time.UTC)

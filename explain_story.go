@@ -9,6 +9,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/penstock-project/penstock/observe"
@@ -42,7 +43,16 @@ func tellRequest(w io.Writer, r *observe.Record, all bool) {
 	s.advice()
 }
 
-func (s *story) line(format string, a ...any) { fmt.Fprintf(s.w, format+"\n", a...) }
+// line writes a line. Clients choose some of what is in it: nothing of that may steer the reader's terminal or look
+// like a line of its own.
+func (s *story) line(format string, a ...any) {
+	fmt.Fprintln(s.w, strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return utf8.RuneError
+	}, fmt.Sprintf(format, a...)))
+}
 
 // happened says what happened, in a line, and whose request it was.
 func (s *story) happened() {
@@ -429,7 +439,9 @@ func (s *story) advice() {
 		return
 	}
 	s.line("")
-	s.line("Why: %s", s.cause())
+	why, do, _ := strings.Cut(s.cause(), "\n")
+	s.line("Why: %s", why)
+	s.line("%s", do)
 }
 
 func (s *story) cause() string {
