@@ -39,6 +39,24 @@ func (p *pickerDocument) data() {
 	p.picker.Producers = inOrder(p.picker.Producers)
 }
 
+// maxStages bounds the screeners of a document and the filters of one of its profiles together: a decision keeps in one
+// byte which of them dropped an endpoint.
+const maxStages = 200
+
+func (p *pickerDocument) tooMany() {
+	for i, s := range p.picker.Profiles {
+		n := len(p.picker.Screeners)
+		for _, r := range s.Plugins {
+			if r.entry.Is(plugin.Filter) {
+				n++
+			}
+		}
+		if n > maxStages {
+			p.fail(index("schedulingProfiles", i), "has %d filters, screeners included: want at most %d", n, maxStages)
+		}
+	}
+}
+
 // runs reports whether a plugin has a place where it runs: in a profile, in flow control or,
 // for most roles, by being declared.
 func (p *pickerDocument) runs(pl *Plugin) bool {

@@ -367,10 +367,10 @@ func (e *editor) remove(list *yaml.Node, i int) bool {
 	}
 	if list.Style&yaml.FlowStyle != 0 {
 		from, known := e.start(list.Content[i])
-		if i+1 < len(list.Content) {
-			to, known = e.start(list.Content[i+1])
-		} else {
+		if i+1 == len(list.Content) {
 			from, known = e.end(list.Content[i-1])
+		} else if known {
+			to, known = e.start(list.Content[i+1])
 		}
 		return known && !strings.Contains(e.text[from:to], "#") && e.replace(from, to, "")
 	}

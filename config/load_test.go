@@ -120,6 +120,17 @@ func TestHostile(t *testing.T) {
 	}
 }
 
+// A decision keeps in one byte which stage dropped an endpoint.
+func TestStagesAreBounded(t *testing.T) {
+	refs := strings.Repeat("{pluginRef: decode-filter}, ", maxStages+1)
+	text := "apiVersion: llm-d.ai/v1\nkind: EndpointPickerConfig\nplugins: [{type: decode-filter}, {type: queue-scorer}]\n" +
+		"schedulingProfiles: [{name: default, plugins: [" + refs + "{pluginRef: queue-scorer}]}]\n"
+	_, ps := Text("x.yaml", text, testOptions())
+	if got, want := fmt.Sprint(ps), "schedulingProfiles[0]: has 201 filters, screeners included: want at most 200"; !strings.Contains(got, want) {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}
+
 // Lines are counted alike whatever ends them, and a byte order mark is not in the way.
 func TestLineEnds(t *testing.T) {
 	text := strings.Replace(pool, "number: 8000", "number: eight", 1) + "---\n" + strings.Replace(pool, "kind: InferencePool", "kind: InferencePoool", 1)

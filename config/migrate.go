@@ -253,7 +253,8 @@ func (m *migration) plugin(list *yaml.Node, i int, pl *yaml.Node) {
 	typ := text(pl, "type")
 	e, _ := plugin.Lookup(typ)
 	params := field(pl, "parameters")
-	change, why := func() bool { return false }, ""
+	var change func() bool
+	why := ""
 	switch typ {
 	case "by-label-selector":
 		change = func() bool { return m.retype(pl, "label-selector-filter", true) }

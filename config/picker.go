@@ -58,6 +58,7 @@ func readPicker(d *document) {
 	p.dataLayer()
 	p.flowControl()
 	p.data()
+	p.tooMany()
 	p.disaggregation()
 	p.byHeader()
 	p.idle()
