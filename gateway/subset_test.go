@@ -75,7 +75,7 @@ func TestSubsetDoesNotAllocate(t *testing.T) {
 		if g.limit(candidates, hint, keep); !keep[0] || keep[1] {
 			t.Errorf("got %v, want the first alone", keep)
 		}
-	}); n != 0 {
+	}); n != 0 && !raceEnabled { // under which pools drop what they are given
 		t.Errorf("got %v allocations", n)
 	}
 }

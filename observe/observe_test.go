@@ -548,7 +548,7 @@ func TestDoneDoesNotAllocate(t *testing.T) {
 			_ = o.Flush()
 		}
 	})
-	if n > 0.1 { // the buffer of access lines may still grow
+	if n > 0.1 && !raceEnabled { // the buffer of access lines may still grow
 		t.Errorf("got %v allocations, want none", n)
 	}
 }

@@ -5,6 +5,7 @@ package policy
 import (
 	"errors"
 	"math"
+	"strings"
 
 	"github.com/penstock-project/penstock/fleet"
 	"github.com/penstock-project/penstock/sched"
@@ -18,7 +19,7 @@ import (
 // requests in flight is passed over for the next. Such an endpoint scores below 0.5, the others 0.5 or more. A
 // request without a key goes to any endpoint within the bound.
 type CHWBLScorer struct {
-	// Header names the request header that is the key.
+	// Header names the request header that is the key, in any case of letters.
 	Header string `json:"header"`
 	// Attribute names the attribute of the request that is the key where there is no such header, such as SessionID.
 	Attribute string `json:"attribute"`
@@ -41,6 +42,7 @@ func (p *CHWBLScorer) Validate() error {
 	case p.Header == "" && p.Attribute == "" && p.PrefixTokens == 0:
 		return errors.New("header, attribute or prefixTokens: want one of them, or there is no key")
 	}
+	p.Header = strings.ToLower(p.Header)
 	return nil
 }
 

@@ -64,7 +64,10 @@ func best(s sched.Scorer, endpoints []*fleet.Endpoint, key string) *fleet.Endpoi
 
 // Keys spread evenly, an endpoint that leaves moves only its own, and one at its bound is passed over.
 func TestCHWBL(t *testing.T) {
-	s := &CHWBLScorer{Header: "x-key", LoadBound: 1.25}
+	s := &CHWBLScorer{Header: "X-Key", LoadBound: 1.25} // in any case of letters
+	if err := s.Validate(); err != nil {
+		t.Fatal(err)
+	}
 	endpoints := idle(8)
 	count, home := map[string]int{}, map[string]string{}
 	for i := range 4000 {

@@ -134,9 +134,9 @@ func (p *TokenProducer) Validate() error {
 		return fmt.Errorf("%s: want one tokenizer, got %s as well", given[1], given[0])
 	}
 	if p.VLLM != nil {
-		for name, v := range map[string]string{"timeout": p.VLLM.Timeout, "mmTimeout": p.VLLM.MMTimeout} {
-			if d, err := time.ParseDuration(v); v != "" && (err != nil || d <= 0) {
-				return fmt.Errorf("vllm.%s: want a duration such as 5s, got %.100q", name, v)
+		for _, t := range [...]struct{ name, value string }{{"timeout", p.VLLM.Timeout}, {"mmTimeout", p.VLLM.MMTimeout}} {
+			if d, err := time.ParseDuration(t.value); t.value != "" && (err != nil || d <= 0) {
+				return fmt.Errorf("vllm.%s: want a duration such as 5s, got %.100q", t.name, t.value)
 			}
 		}
 	}
