@@ -105,9 +105,7 @@ func (c *Controller) push(b *band, w *waiter, cl *class, now time.Time) {
 		c.ready++
 		b.ready++
 	}
-	if c.bounded {
-		b.lengths.move(f, f.Len+1)
-	}
+	b.lengths.move(f, f.Len+1)
 	f.Len++
 	if headed := f.headed(); fresh {
 		b.fair.Add(f, now)
@@ -141,9 +139,7 @@ func (c *Controller) pull(w *waiter, now time.Time) {
 		c.ready--
 		b.ready--
 	}
-	if c.bounded {
-		b.lengths.move(f, f.Len-1)
-	}
+	b.lengths.move(f, f.Len-1)
 	f.Len--
 	if len(q.heap) == 0 {
 		for i, have := range f.classes {

@@ -20,7 +20,6 @@ import (
 type Controller struct {
 	opt     Options
 	weigher Weigher // the detector, if it is one
-	bounded bool    // all that waits is
 	waiting atomic.Int64
 	waiters sync.Pool
 
@@ -59,7 +58,7 @@ var _ Gate = (*Controller)(nil)
 
 // New returns a gate nobody waits at.
 func New(opt Options) *Controller {
-	c := &Controller{opt: opt, bounded: opt.MaxRequests > 0 || opt.MaxBytes > 0, classes: map[string]*class{}}
+	c := &Controller{opt: opt, classes: map[string]*class{}}
 	c.weigher, _ = opt.Detector.(Weigher)
 	c.waiters.New = func() any { return &waiter{wake: make(chan struct{}, 1)} }
 	for priority, spec := range opt.Bands {
@@ -203,15 +202,14 @@ func (c *Controller) atCapacity() Outcome {
 func (c *Controller) noCapacity() Reason { return cond(c.empty, NoEndpoints, Saturated) }
 
 // fits reports whether the last to come may wait. Where the bound of all is reached, those of lower priority give
-// way, if that is enough: of the lowest, the newest request of the longest flow.
+// way, if that is enough: of the lowest, the newest request of the longest flow. Else one of its own band may.
 func (c *Controller) fits(b *band, w *waiter, now time.Time) bool {
-	if int64(b.count) > b.MaxRequests || b.bytes > b.MaxBytes {
-		return false
-	}
+	full := func(count int, bytes int64) bool { return int64(count) > b.MaxRequests || bytes > b.MaxBytes }
 	over := func(count int, bytes int64) bool {
 		return c.opt.MaxRequests > 0 && int64(count) > c.opt.MaxRequests || c.opt.MaxBytes > 0 && bytes > c.opt.MaxBytes
 	}
-	if !over(c.count, c.bytes) {
+	tight := full(b.count, b.bytes)
+	if !tight && !over(c.count, c.bytes) {
 		return true
 	}
 	count, bytes := c.count, c.bytes
@@ -220,8 +218,12 @@ func (c *Controller) fits(b *band, w *waiter, now time.Time) bool {
 			count, bytes = count-o.count, bytes-o.bytes
 		}
 	}
-	if over(count, bytes) {
-		return false
+	if tight || over(count, bytes) {
+		o := b.crowding(w)
+		if o == nil || full(b.count-1, b.bytes-o.ask.Bytes) || over(c.count-1, c.bytes-o.ask.Bytes) {
+			return false
+		}
+		c.leave(o, now, c.atCapacity(), c.noCapacity())
 	}
 	for _, o := range slices.Backward(c.bands) {
 		for o.count > 0 && over(c.count, c.bytes) {
@@ -230,6 +232,18 @@ func (c *Controller) fits(b *band, w *waiter, now time.Time) bool {
 	}
 	c.dispatch(now) // those behind them may need less room
 	return true
+}
+
+// crowding is who gives way to another tenant of its band: the newest request of the longest flow, if that stays no
+// shorter than w's. So one tenant alone never takes all the room to wait.
+func (b *band) crowding(w *waiter) *waiter {
+	if _, ok := b.fair.(Indifferent); ok {
+		return nil
+	}
+	if f := b.lengths.longest(); f.Len > w.flow.Len {
+		return f.newest
+	}
+	return nil
 }
 
 // band finds the band of a priority, or makes it.

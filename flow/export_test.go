@@ -125,3 +125,6 @@ func (c *Controller) Expire(now time.Time) {
 	defer c.mu.Unlock()
 	c.expired(now)
 }
+
+// Tenant is whose request it is.
+func (t *Ticket) Tenant() string { return t.w.ask.Tenant }

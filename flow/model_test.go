@@ -138,40 +138,47 @@ func (m *model) arrive(r *request, now time.Time) {
 	if !slices.Contains(m.list, r) {
 		return
 	}
-	count, bytes := m.sums(func(o *request) bool { return o.Priority == r.Priority })
-	if count > m.band || bytes > m.bandSize {
-		m.refuse(r)
-		m.dispatch()
-		return
-	}
-	over := func(of func(*request) bool) bool {
-		count, bytes := m.sums(of)
+	mine := func(o *request) bool { return o.Priority == r.Priority }
+	tight := func(count, bytes int64) bool { return count > m.band || bytes > m.bandSize }
+	over := func(count, bytes int64) bool {
 		return m.max > 0 && count > m.max || m.maxBytes > 0 && bytes > m.maxBytes
 	}
-	if over(func(o *request) bool { return o.Priority >= r.Priority }) {
-		m.refuse(r)
-		m.dispatch()
-		return
-	}
 	gave := false
-	for over(func(*request) bool { return true }) {
-		gave = true
-		lowest := slices.MinFunc(m.list, func(a, b *request) int { return cmp.Compare(a.Priority, b.Priority) }).Priority
-		longest, newest := 0, (*request)(nil)
-		for _, o := range m.list {
-			if o.Priority == lowest {
-				n, _ := m.sums(func(x *request) bool { return x.Key == o.Key })
-				if newest == nil || int(n) > longest || int(n) == longest && m.stamps[o.Key] >= m.stamps[newest.Key] {
-					longest, newest = int(n), o
-				}
-			}
+	if tight(m.sums(mine)) || over(m.sums(func(o *request) bool { return o.Priority >= r.Priority })) {
+		longest, newest := m.longest(r.Priority)
+		if own, _ := m.sums(func(o *request) bool { return o.Key == r.Key }); !m.robin || longest <= own ||
+			tight(m.sums(func(o *request) bool { return mine(o) && o != newest })) || over(m.sums(func(o *request) bool { return o != newest })) {
+			m.refuse(r)
+			m.dispatch()
+			return
 		}
 		m.refuse(newest)
+		gave = true
+	}
+	for over(m.sums(func(*request) bool { return true })) {
+		lowest := slices.MinFunc(m.list, func(a, b *request) int { return cmp.Compare(a.Priority, b.Priority) }).Priority
+		_, newest := m.longest(lowest)
+		m.refuse(newest)
+		gave = true
 	}
 	if gave {
 		m.dispatch()
 	}
 	m.expire(r)
+}
+
+// longest is the length of the longest flow of a band, of equals the one whose length changed last, and its newest request.
+func (m *model) longest(priority int) (longest int64, newest *request) {
+	for _, o := range m.list {
+		if o.Priority != priority {
+			continue
+		}
+		n, _ := m.sums(func(x *request) bool { return x.Key == o.Key })
+		if newest == nil || n > longest || n == longest && m.stamps[o.Key] >= m.stamps[newest.Key] {
+			longest, newest = n, o
+		}
+	}
+	return longest, newest
 }
 
 func (m *model) sums(of func(*request) bool) (count, bytes int64) {

@@ -96,6 +96,9 @@ type Fairness interface {
 	Charge(tenant string, now time.Time, uncached, output int64)
 }
 
+// An Indifferent fairness policy does not tell tenants apart: where no more may wait, none of them gives way to another.
+type Indifferent interface{ Indifferent() }
+
 // A Finisher is a [Fairness] that counts what was served and not what was let go: it is told of each request
 // that ran, at its end, the tokens of its whole prompt, cached or not, and of its output.
 type Finisher interface {
@@ -110,7 +113,8 @@ type UsageLimit interface {
 
 // BandSpec is how a band works.
 type BandSpec struct {
-	// MaxRequests and MaxBytes bound what waits in the band.
+	// MaxRequests and MaxBytes bound what waits in the band. Where a bound is reached, the newest request of the tenant with
+	// most gives way to one of a tenant that has fewer, unless the policy is [Indifferent].
 	MaxRequests, MaxBytes int64
 	// TTL bounds the wait in this band; 0 leaves it to the gate.
 	TTL time.Duration

@@ -80,6 +80,9 @@ func (x *Exchange) Pass(p []byte) {
 	if x.answer.Output || !x.sse {
 		if x.sse {
 			x.hold.Begun(now)
+			if x.out.Last == 0 {
+				x.ticket.Eased()
+			}
 		}
 		last := x.out.Last
 		x.out.Last = start.Sub(x.out.Start)

@@ -18,6 +18,9 @@ func (*GlobalStrictFairnessPolicy) New() flow.Fairness { return &globalStrict{} 
 // globalStrict is a heap of flows by their heads.
 type globalStrict struct{ heap flow.Heap }
 
+// Indifferent implements [flow.Indifferent].
+func (*globalStrict) Indifferent() {}
+
 func (g *globalStrict) Add(f *flow.Flow, _ time.Time)    { g.heap.Push(f) }
 func (g *globalStrict) Remove(f *flow.Flow, _ time.Time) { g.heap.Remove(f) }
 func (g *globalStrict) Headed(f *flow.Flow, _ time.Time) { g.heap.Fix(f) }
