@@ -148,6 +148,7 @@ func (x *Exchange) record(p *sched.Profile, c *sched.Cycle) {
 	i := c.Order[0]
 	x.out.Score, x.out.EstimatedTokens = c.Total[i], int(c.Tokens)
 	x.out.PredictedCached = int(c.Cached("", i))
+	x.out.Parts = x.out.Parts[:0] // of an earlier turn
 	for k, s := range p.Scorers {
 		x.out.Parts = append(x.out.Parts, observe.Part{Scorer: s.Name, Score: c.Scores[k][i], Weight: s.Weight})
 	}

@@ -43,8 +43,9 @@ func filters(p *sched.Profile) int {
 	return len(p.Filters)
 }
 
-// keepDecision copies what the decision saw, for whoever asks why. Without a profile that is all there is to it. What
-// is in flight does not count this request: nothing of it is reserved yet.
+// keepDecision copies what the decision saw, for whoever asks why, in place of what an earlier one did: a request that was
+// taken back decides again. Without a profile that is all there is to it. What is in flight does not count this request:
+// nothing of it is reserved yet.
 func (x *Exchange) keepDecision(c *sched.Cycle, p *sched.Profile) *observe.Decision {
 	d := x.out.Decision
 	if d == nil {
@@ -68,6 +69,7 @@ func (x *Exchange) keepDecision(c *sched.Cycle, p *sched.Profile) *observe.Decis
 			d.Ill = append(d.Ill, observe.Ill{Endpoint: int32(i), State: h.State, Failures: h.Fails, Cause: h.Cause})
 		}
 	}
+	d.Scores, d.Total, d.Unseen, d.Order, d.Refused = d.Scores[:0], d.Total[:0], d.Unseen[:0], d.Order[:0], ""
 	prefix := c.Prefix("")
 	d.Match, d.Blocks, d.BlockTokens = append(d.Match[:0], prefix.Match...), prefix.Blocks, prefix.BlockTokens
 	if p == nil {
@@ -76,15 +78,13 @@ func (x *Exchange) keepDecision(c *sched.Cycle, p *sched.Profile) *observe.Decis
 	return d
 }
 
-// keepScores adds what the profile made of the candidates.
+// keepScores adds to what [Exchange.keepDecision] copied what the profile made of the candidates.
 func keepScores(d *observe.Decision, c *sched.Cycle) {
-	d.Scores = d.Scores[:0]
 	for _, scores := range c.Scores {
 		for _, v := range scores {
 			d.Scores = append(d.Scores, float32(v))
 		}
 	}
-	d.Total, d.Unseen, d.Order = d.Total[:0], d.Unseen[:0], d.Order[:0]
 	for i, v := range c.Total {
 		d.Total = append(d.Total, float32(v))
 		d.Unseen = append(d.Unseen, int32(c.Unseen[i]))

@@ -13,6 +13,7 @@ import (
 	"github.com/penstock-project/penstock/flow"
 	queue "github.com/penstock-project/penstock/flow/policy"
 	"github.com/penstock-project/penstock/observe"
+	"github.com/penstock-project/penstock/sched"
 )
 
 // queued gives the pool a queue: each endpoint takes one request.
@@ -85,9 +86,33 @@ func TestTakenBackAndServedLater(t *testing.T) {
 		if batch.out.Requeued != 1 || batch.out.Queue < 3*time.Second {
 			t.Errorf("waited again %d times, %v in all", batch.out.Requeued, batch.out.Queue)
 		}
+		if d := batch.out.Decision; len(batch.out.Parts) != len(d.Scorers) || len(d.Scores) != len(d.Scorers) || len(d.Order) != 1 {
+			t.Errorf("got %d parts, %d scores, %d ranked, want those of the last decision alone", len(batch.out.Parts), len(d.Scores), len(d.Order))
+		}
 		batch.Answer(200, headers{})
 		batch.End(observe.Complete)
 	})
+}
+
+// What was decided before a request was taken back is not told of one that then finds no endpoint.
+func TestTakenBackAndRefused(t *testing.T) {
+	r := newRig(t, 1, slog.LevelInfo)
+	gone := false
+	r.with(func(p *sched.Plan) {
+		p.Screeners = []sched.Named[sched.Filter]{{Name: "s", Plugin: &stand{keep: func(_ *sched.Cycle, keep []bool) { keep[0] = !gone }}}}
+	})
+	x, _, ref := r.place(t, headers{}, chat("x"))
+	if ref != nil || len(x.out.Decision.Order) != 1 {
+		t.Fatal(ref)
+	}
+	gone = true
+	if _, ref := x.Requeue(t.Context()); ref == nil || ref.Status != 503 {
+		t.Errorf("got %v, want 503", ref)
+	}
+	if d := x.out.Decision; len(d.Order)+len(d.Total)+len(d.Scores) != 0 {
+		t.Errorf("got an order of %v, want none", d.Order)
+	}
+	x.End(observe.Refused)
 }
 
 func TestTakenBackForGood(t *testing.T) {
