@@ -21,7 +21,7 @@ var rooms = map[string][]string{
 	"":                {"*"}, // the root wires everything
 	"cmd/penstock":    {""},
 	"bench/floor":     {},
-	"api":             {"plugin"}, // a plugin's parameters are kept undecoded
+	"api":             {},
 	"plugin":          {},
 	"config":          {"api", "plugin"},
 	"fleet":           {},
