@@ -306,7 +306,7 @@ func TestBytesOfAWaitingRequest(t *testing.T) {
 func TestTenantsLeaveNothing(t *testing.T) {
 	n := 250_000
 	if racing {
-		n = 50_000
+		n = 20_000
 	}
 	synctest.Test(t, func(t *testing.T) {
 		l := newLoad(t, 4, 1, 1, nil)

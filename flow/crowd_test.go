@@ -97,7 +97,7 @@ func TestTenantKeepsItsShare(t *testing.T) {
 				before := heapInUse()
 				sent, mine, all, n := 0, 0, 0, 100_000
 				if racing {
-					n = 20_000
+					n = 10_000
 				}
 				end := func() {
 					l.end()

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -58,7 +59,8 @@ type plot struct {
 	visits  map[string]*guest
 	names   []string
 	out     strings.Builder
-	tasting []string // who left the gate, in order
+	mu      sync.Mutex
+	leavers []string // who left the gate, in order
 }
 
 // guest is a request.
@@ -83,9 +85,11 @@ func (p *plot) Looked(time.Duration)                           {}
 func (p *plot) Revoked(int)                                    {}
 func (p *plot) Reclaimed(bool, time.Duration)                  {}
 func (p *plot) Left(a *flow.Ask, o flow.Outcome, took time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	g := p.visits[a.Model]
 	g.how, g.took = o, took
-	p.tasting = append(p.tasting, a.Model)
+	p.leavers = append(p.leavers, a.Model)
 }
 
 // fixed is a usage limit with a ceiling for each priority.
@@ -310,7 +314,9 @@ func (p *plot) ask(name string, args map[string]string) {
 		Uncached: g.tokens, Tokens: g.tokens, TTL: p.length(args["ttl"], 0), Received: g.came, Now: g.came,
 		Class: only, Candidates: refresh(s, nil), Version: s.Version, Refresh: refresh, Stale: 2 * time.Second,
 	}
+	p.mu.Lock()
 	p.visits[name] = g
+	p.mu.Unlock()
 	p.names = append(p.names, name)
 	ctx, leave := context.WithCancel(p.t.Context())
 	g.leave = leave
@@ -335,7 +341,14 @@ func (p *plot) ask(name string, args map[string]string) {
 // settle waits until nothing happens any more, and writes down what did.
 func (p *plot) settle() {
 	synctest.Wait()
-	for _, name := range p.tasting {
+	if p.Controller != nil {
+		if err := p.Check(); err != nil {
+			p.t.Fatal(err)
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, name := range p.leavers {
 		g := p.visits[name]
 		if !g.done {
 			p.t.Fatalf("%s left the gate as %s, and was not told", name, g.how)
@@ -351,16 +364,11 @@ func (p *plot) settle() {
 		}
 		fmt.Fprintln(&p.out)
 	}
-	p.tasting = p.tasting[:0]
+	p.leavers = p.leavers[:0]
 	for _, name := range p.names {
 		if g := p.visits[name]; !g.done && !g.waits {
 			g.waits = true
 			fmt.Fprintln(&p.out, name, "waits")
-		}
-	}
-	if p.Controller != nil {
-		if err := p.Check(); err != nil {
-			p.t.Fatal(err)
 		}
 	}
 }
@@ -399,5 +407,5 @@ func (p *plot) finish() {
 	if err := p.Check(); err != nil {
 		p.t.Error(err)
 	}
-	p.tasting = nil
+	p.leavers = nil
 }
