@@ -44,7 +44,7 @@ func (s *site) buildLane(pool fleet.ID, p *config.Picker) (lane, error) {
 	if err != nil {
 		return lane{}, err
 	}
-	return lane{&gateway.Lane{Gate: gate, Plan: plan.Ready()}, b.from.String()}, nil
+	return lane{&gateway.Lane{Gate: gate, Plan: plan.Ready(), Queues: p.Gates.FlowControl}, b.from.String()}, nil
 }
 
 func (b *planner) plan(p *config.Picker, plan *sched.Plan) error {

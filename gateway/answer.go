@@ -80,6 +80,7 @@ func (x *Exchange) Pass(p []byte) {
 	if x.answer.Output || !x.sse {
 		if x.sse {
 			x.hold.Begun(now)
+			x.hold.Wrote(now, int64(x.answer.Events))
 			if x.out.Last == 0 {
 				x.ticket.Eased()
 			}

@@ -26,7 +26,7 @@ func (g *Gateway) newCycle() *sched.Cycle {
 // newCycle begins a decision.
 func (x *Exchange) newCycle(ctx context.Context, now time.Time) *sched.Cycle {
 	c := x.g.cycles.Get().(*sched.Cycle)
-	x.cycle = c
+	x.cycle, x.prepared = c, false
 	c.Context, c.Now, c.Stale = ctx, now, x.g.Stale
 	c.ID, c.Model, c.Salt, c.Tenant, c.Priority = x.out.ID, x.out.Target, x.facts.Salt, x.out.Tenant, x.out.Priority
 	c.Headers, c.MaxTokens = heeded{x}, x.facts.MaxTokens
@@ -83,18 +83,30 @@ func (x *Exchange) conditional() bool {
 	return false
 }
 
-// decide screens, produces and admits; then it reserves.
-func (x *Exchange) decide(c *sched.Cycle) *Refusal {
-	start := time.Now()
-	plan := x.lane.Plan
-	plan.Screen(c)
+// prepare screens the candidates and finds what is known of them and the prompt; again does nothing.
+func (x *Exchange) prepare(c *sched.Cycle) *Refusal {
+	if x.prepared {
+		return nil
+	}
+	x.prepared = true
+	x.lane.Plan.Screen(c)
 	if len(c.Candidates) == 0 {
 		x.keepDecision(c, nil)
 		return noEndpoints()
 	}
-	plan.Produce(c)
+	x.lane.Plan.Produce(c)
 	if c.Tokens == 0 {
 		c.Tokens = x.sent().Len() / tokenBytes // nobody looked at the prompt
+	}
+	return nil
+}
+
+// decide screens, produces and admits; then it reserves.
+func (x *Exchange) decide(c *sched.Cycle) *Refusal {
+	start := time.Now()
+	plan := x.lane.Plan
+	if r := x.prepare(c); r != nil {
+		return r
 	}
 	if name, why := plan.Admit(c); why != "" {
 		x.keepDecision(c, nil).Refused = name

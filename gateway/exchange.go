@@ -47,12 +47,14 @@ type Exchange struct {
 	at      int               // the current one
 	pool    fleet.ID
 	evictee Evictee
-	ticket  flow.Ticket // from the gate
-	waited  flow.Story  // at the gate
-	hold    fleet.Hold
-	answer  *request.Answer
-	sse     bool
-	rename  rename
+	// prepared tells that the cycle was screened, and its producers ran.
+	prepared bool
+	ticket   flow.Ticket // from the gate
+	waited   flow.Story  // at the gate
+	hold     fleet.Hold
+	answer   *request.Answer
+	sse      bool
+	rename   rename
 }
 
 // Begin starts an exchange. It never fails; what is wrong shows in Write or Place.
@@ -132,6 +134,7 @@ func (x *Exchange) End(end observe.End) {
 		x.answer = nil
 	}
 	x.restored()
+	x.ticket.Prompt(int64(x.out.PromptTokens))
 	x.ticket.End(x.work())
 	scanners.Put(x.scan)
 	x.scan, x.facts = nil, nil

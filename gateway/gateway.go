@@ -98,6 +98,8 @@ func (d *Door) Trust() *Trust {
 type Lane struct {
 	Gate flow.Gate
 	Plan *sched.Plan
+	// Queues tells that requests may wait at the gate, which then wants to know what work they bring.
+	Queues bool
 
 	mu     sync.Mutex
 	staged sync.Map // *sched.Profile to *observe.Stages

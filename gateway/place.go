@@ -52,6 +52,11 @@ func (x *Exchange) seat(ctx context.Context, pool *fleet.Pool, version uint64, n
 		x.keepDecision(c, nil)
 		return nil, noEndpoints()
 	}
+	if x.lane.Queues && len(c.Candidates) > 0 { // what the queue is to know; after a wait it is looked at again
+		if r := x.prepare(c); r != nil {
+			return nil, r
+		}
+	}
 	if reason := x.enter(ctx, pool.ID, c, version); reason != "" {
 		if x.cycle != nil {
 			x.keepDecision(c, nil)

@@ -3,6 +3,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"slices"
@@ -20,6 +21,9 @@ import (
 // overhead is what a waiting request costs beside its body: the gate's notes, the exchange, a goroutine.
 const overhead = 3 << 10
 
+// usualOutput is what an answer is taken for, in tokens, until it ends; a caller's cap says little where it is large.
+const usualOutput = 256
+
 // enter has the request wait until it may go. Its cycle does not wait with it: after a wait the fleet has
 // other news.
 func (x *Exchange) enter(ctx context.Context, pool fleet.ID, c *sched.Cycle, version uint64) flow.Reason {
@@ -27,10 +31,16 @@ func (x *Exchange) enter(ctx context.Context, pool fleet.ID, c *sched.Cycle, ver
 	a := &flow.Ask{
 		Key:   flow.Key{Tenant: x.out.Tenant, Priority: x.out.Priority},
 		Model: x.out.Model, Target: x.out.Target, Bytes: x.body.Size() + x.headerBytes() + overhead,
-		Tokens: x.sent().Len() / tokenBytes, Output: c.MaxTokens, Received: x.out.Start, TTFT: x.millis(ttftHeader), TTL: x.millis(ttlHeader),
+		Tokens: c.Tokens, Output: min(cmp.Or(c.MaxTokens, usualOutput), 2*usualOutput), Received: x.out.Start, TTFT: x.millis(ttftHeader), TTL: x.millis(ttlHeader),
 		Candidates: c.Candidates, Version: version, Now: now, Stale: c.Stale,
 	}
+	if a.Tokens == 0 {
+		a.Tokens = x.sent().Len() / tokenBytes
+	}
 	a.Uncached = a.Tokens
+	for i := range c.Candidates {
+		a.Uncached = min(a.Uncached, a.Tokens-c.Cached("", i))
+	}
 	a.Class, a.Refresh = x.class(pool)
 	a.Story = &x.waited
 	waited := false
