@@ -159,3 +159,36 @@ func TestWaitingSeesLaterNews(t *testing.T) {
 		first.End(observe.Complete)
 	})
 }
+
+// A request may find its lane before a reload and come to its gate after it: news still reach that gate.
+func TestLateAtAGateThatWasReplaced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 1, slog.LevelInfo)
+		old := r.queued(nil)
+		r.queued(nil)
+		r.queued(nil)
+		first, _, ref := r.place(t, headers{}, chat("x"))
+		if ref != nil {
+			t.Fatal(ref)
+		}
+		reason := make(chan flow.Reason)
+		go func() {
+			_, why := old.Enter(t.Context(), &flow.Ask{Candidates: r.endpoints(), Now: time.Now(), Waits: func() {}})
+			reason <- why
+		}()
+		synctest.Wait()
+		if old.Waiting() != 1 {
+			t.Fatal("want it to wait")
+		}
+		r.Refuse()
+		if why := <-reason; why != flow.ShuttingDown {
+			t.Errorf("got %q, want %q", why, flow.ShuttingDown)
+		}
+		first.End(observe.Complete)
+		r.SetLanes(Lanes{})
+		time.Sleep(2 * retiredFor)
+		if r.SetLanes(Lanes{}); len(r.retired) != 0 {
+			t.Errorf("%d gates are still looked after", len(r.retired))
+		}
+	})
+}

@@ -145,6 +145,16 @@ type Options struct {
 	Scores, AllSubsets bool
 }
 
+// retired is a gate in which requests of before a reload wait, or come to.
+type retired struct {
+	flow.Gate
+	at time.Time
+}
+
+// retiredFor is for how long a gate in which nobody waits is looked after. A request that found its lane before a reload
+// is at its gate long before that.
+const retiredFor = time.Minute
+
 // Gateway serves requests. Its methods may be called from any goroutine.
 type Gateway struct {
 	Options
@@ -156,8 +166,8 @@ type Gateway struct {
 	draining atomic.Bool
 
 	retiredMu sync.Mutex
-	retired   []flow.Gate // of lanes that were replaced, in which requests still wait
-	ignored   sync.Map    // control headers that were ignored, said once
+	retired   []retired // gates of lanes that were replaced
+	ignored   sync.Map  // control headers that were ignored, said once
 	cycles    sync.Pool
 }
 
@@ -186,37 +196,32 @@ func (g *Gateway) SetLanes(l Lanes) {
 	old := g.lanes.Swap(&l)
 	g.retiredMu.Lock()
 	defer g.retiredMu.Unlock()
-	g.retired = slices.DeleteFunc(g.retired, func(r flow.Gate) bool { return r.Waiting() == 0 })
+	now := time.Now()
+	g.retired = slices.DeleteFunc(g.retired, func(r retired) bool { return r.Waiting() == 0 && now.Sub(r.at) > retiredFor })
 	for id, was := range *old {
-		if l[id] != was && was.Gate.Waiting() > 0 {
-			g.retired = append(g.retired, was.Gate)
+		if l[id] != was {
+			g.retired = append(g.retired, retired{was.Gate, now})
 		}
 	}
 }
 
 // kick tells all gates that endpoints told news.
-func (g *Gateway) kick() {
+func (g *Gateway) kick() { g.gates(flow.Gate.Kick) }
+
+// gates calls f for each gate in which requests may wait.
+func (g *Gateway) gates(f func(flow.Gate)) {
 	for _, l := range *g.lanes.Load() {
-		l.Gate.Kick()
+		f(l.Gate)
 	}
 	g.retiredMu.Lock()
 	defer g.retiredMu.Unlock()
 	for _, r := range g.retired {
-		r.Kick()
+		f(r.Gate)
 	}
 }
 
 // Refuse turns away whoever still waits, and whoever comes to a queue: we are leaving.
-func (g *Gateway) Refuse() {
-	for _, l := range *g.lanes.Load() {
-		l.Gate.Close()
-	}
-	g.retiredMu.Lock()
-	defer g.retiredMu.Unlock()
-	for _, r := range g.retired {
-		r.Close()
-	}
-}
+func (g *Gateway) Refuse() { g.gates(flow.Gate.Close) }
 
 // SetHealth says when endpoints are passed over, from the next request on.
 func (g *Gateway) SetHealth(p fleet.HealthPolicy) { g.health.Store(&p) }

@@ -31,7 +31,7 @@ func (x *Exchange) Next() *fleet.Endpoint {
 
 // Served is told the address that the data plane says really served.
 func (x *Exchange) Served(address string) {
-	if address == "" || x.order == nil || address == x.out.Address {
+	if address == "" || x.order == nil || x.ended || address == x.out.Address {
 		return
 	}
 	for i, e := range x.order {

@@ -59,7 +59,7 @@ func (g *Gateway) replaced() (out []*flow.Controller) {
 	g.retiredMu.Lock()
 	defer g.retiredMu.Unlock()
 	for _, r := range g.retired {
-		if c, ok := r.(*flow.Controller); ok && c.Waiting() > 0 {
+		if c, ok := r.Gate.(*flow.Controller); ok && c.Waiting() > 0 {
 			out = append(out, c)
 		}
 	}

@@ -174,6 +174,9 @@ func (x *Exchange) Requeue(ctx context.Context) (*Placement, *Refusal) {
 		return nil, x.Evicted()
 	}
 	x.out.Requeued++
+	if l := x.g.Lanes()[x.pool]; l != nil { // a reload may have come between
+		x.lane = l
+	}
 	return x.seat(ctx, pool, 0, time.Now())
 }
 
