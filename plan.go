@@ -58,7 +58,7 @@ func (b *planner) plan(p *config.Picker, plan *sched.Plan) error {
 	if plan.Admitters, err = several[sched.Admitter](b, "Admitter", p.Admitters); err != nil {
 		return err
 	}
-	for _, profile := range b.profiles(p) {
+	for _, profile := range p.Deciding() {
 		out, err := b.profile(profile)
 		if err != nil {
 			return err
@@ -113,20 +113,6 @@ func (b *planner) places(p *config.Picker) error {
 		reader.SetTopology(v.(*policy.TopologyExtractor))
 	}
 	return nil
-}
-
-// profiles are those that the handler chooses among. Where it is not active yet, the one named decode serves
-// alone, else the first.
-func (b *planner) profiles(p *config.Picker) []config.Profile {
-	if len(p.Profiles) == 1 || p.Handler != nil && p.Handler.Active {
-		return p.Profiles
-	}
-	for _, profile := range p.Profiles {
-		if profile.Name == "decode" {
-			return []config.Profile{profile}
-		}
-	}
-	return p.Profiles[:1]
 }
 
 func (b *planner) profile(p config.Profile) (*sched.Profile, error) {

@@ -43,11 +43,7 @@ func (p *pickerDocument) idle() {
 		at := index("plugins", slices.Index(p.picker.Plugins, h))
 		alone := ""
 		if len(p.picker.Profiles) > 1 {
-			serves := p.picker.Profiles[0].Name
-			if slices.ContainsFunc(p.picker.Profiles, func(s Profile) bool { return s.Name == "decode" }) {
-				serves = "decode"
-			}
-			alone = fmt.Sprintf(": the profile %s serves alone", serves)
+			alone = fmt.Sprintf(": the profile %s serves alone", p.picker.Deciding()[0].Name)
 		}
 		if !h.Implied {
 			p.warn(at, "accepted, not active yet: %s%s", h.Type, alone)

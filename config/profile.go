@@ -171,3 +171,17 @@ func (p *pickerDocument) parsers() {
 		}
 	}
 }
+
+// Deciding are the profiles that the handler chooses among. Where it is not active yet, the one named decode serves
+// alone, else the first.
+func (p *Picker) Deciding() []Profile {
+	if len(p.Profiles) == 1 || p.Handler != nil && p.Handler.Active {
+		return p.Profiles
+	}
+	for _, profile := range p.Profiles {
+		if profile.Name == "decode" {
+			return []Profile{profile}
+		}
+	}
+	return p.Profiles[:1]
+}

@@ -245,16 +245,21 @@ func (c *Cycle) Hash(block, limit int) *kvcache.Hasher {
 // AddPrefix makes room for what a producer of that name finds; until it tells, nothing matches. The
 // pointer holds until the next AddPrefix.
 func (c *Cycle) AddPrefix(producer string) *Prefix {
-	k := len(c.Prefixes)
-	if k < cap(c.Prefixes) {
-		c.Prefixes = c.Prefixes[:k+1] // with its memory
-	} else {
-		c.Prefixes = append(c.Prefixes, Prefix{})
-	}
-	p := &c.Prefixes[k]
+	p := another(&c.Prefixes)
 	*p = Prefix{Producer: producer, Match: sized(p.Match, len(c.Candidates))}
 	clear(p.Match)
 	return p
+}
+
+// another makes a list one longer. What it returns has the memory, and the values, of an earlier use.
+func another[T any](list *[]T) *T {
+	k := len(*list)
+	if k < cap(*list) {
+		*list = (*list)[:k+1]
+	} else {
+		*list = append(*list, *new(T))
+	}
+	return &(*list)[k]
 }
 
 // Prefix is what the producer of that name found; the empty name is the default one, the first that is
@@ -382,13 +387,7 @@ func (c *Cycle) Items() []uint64 {
 // AddEncoded makes room for what a producer of that name finds of the request's media. The pointer holds
 // until the next AddEncoded.
 func (c *Cycle) AddEncoded(producer string) *Encoded {
-	k := len(c.Encodings)
-	if k < cap(c.Encodings) {
-		c.Encodings = c.Encodings[:k+1] // with its memory
-	} else {
-		c.Encodings = append(c.Encodings, Encoded{})
-	}
-	m := &c.Encodings[k]
+	m := another(&c.Encodings)
 	m.Producer, m.Match = producer, sized(m.Match, len(c.Candidates))
 	clear(m.Match)
 	return m
