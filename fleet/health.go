@@ -154,7 +154,7 @@ func (e *Endpoint) Health(now time.Time, p *HealthPolicy, stale time.Duration) H
 	v := HealthView{State: Healthy, Fails: h.fails, Cause: h.cause, Share: 1}
 	if h.since.IsZero() {
 		if d := now.Sub(h.healed); !h.healed.IsZero() && d < p.SlowStart {
-			v.State, v.Share = Slowed, max(0.1, d.Seconds()/p.SlowStart.Seconds())
+			v.State, v.Share = Slowed, max(0.25, d.Seconds()/p.SlowStart.Seconds())
 		}
 		return v
 	}
