@@ -16,42 +16,82 @@ var (
 	confirmBounds = []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10}
 )
 
-// stillWaits is the outcome of those that entered a queue, in the field's words.
-const stillWaits = "NotYetFinalized"
+// outcomes are how a wait can end, and after them what is said of those that begin to wait.
+var outcomes = [...]string{"Dispatched", "RejectedCapacity", "RejectedNoEndpoints", "RejectedOther",
+	"EvictedTTL", "EvictedNoEndpoints", "EvictedContextCancelled", "EvictedOther", "NotYetFinalized"}
 
-// outcomes are how a wait can end.
-var outcomes = []string{"Dispatched", "RejectedCapacity", "RejectedNoEndpoints", "RejectedOther",
-	"EvictedTTL", "EvictedNoEndpoints", "EvictedContextCancelled", "EvictedOther"}
+const stillWaits = len(outcomes) - 1
+
+// outcomeOf is the place of an outcome in outcomes; those that there are not count as still waiting.
+func outcomeOf(name string) int {
+	for i, o := range outcomes {
+		if o == name {
+			return i
+		}
+	}
+	return stillWaits
+}
+
+// timings are histograms by outcome, made when they are needed.
+type timings [len(outcomes)]atomic.Pointer[hist]
+
+func (t *timings) observe(outcome int, d time.Duration, bounds []float64) {
+	h := t[outcome].Load()
+	if h == nil {
+		t[outcome].CompareAndSwap(nil, newHist(bounds))
+		h = t[outcome].Load()
+	}
+	h.observe(d.Seconds())
+}
+
+// inQueue is what a set of labels went through in one queue.
+type inQueue struct {
+	*Queue
+	waits timings
+}
+
+// found is what is counted of the labels in a queue, nil for nothing. Mostly there is one queue.
+func (s *series) found(q *Queue) *inQueue {
+	if all := s.queues.Load(); all != nil {
+		for _, have := range *all {
+			if have.Queue == q {
+				return have
+			}
+		}
+	}
+	return nil
+}
+
+// in finds or makes what is counted of the labels in a queue.
+func (s *series) in(q *Queue) *inQueue {
+	if have := s.found(q); have != nil {
+		return have
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for {
+		old := s.queues.Load()
+		if have := s.found(q); have != nil {
+			return have
+		}
+		next := []*inQueue{{Queue: q}}
+		if old != nil {
+			next = append(next, *old...)
+		}
+		s.queues.CompareAndSwap(old, &next) // another queue may be quicker
+	}
+}
 
 // Queue counts what happens in the queue of one pool, over all reloads. Its methods may be called from any
 // goroutine, are quick and wait for nobody but for a new set of labels.
 type Queue struct {
-	o    *Observer
-	pool fleet.ID
+	o *Observer
 
 	mu     sync.RWMutex
-	waits  map[waitKey]*hist
-	ends   map[endKey]*atomic.Uint64
 	issued map[int]*atomic.Uint64 // by the priority that asked
 
 	confirmed, timedOut atomic.Uint64
-	confirmation        hist
-}
-
-type waitKey struct {
-	*series
-	outcome string
-}
-
-type endKey struct {
-	priority int
-	outcome  string
-}
-
-type enterKey struct {
-	tenant   string
-	priority int
-	outcome  string
+	confirmation        *hist
 }
 
 // queues are all queues there were, and where the present ones are looked at.
@@ -59,15 +99,13 @@ type queues struct {
 	o     *Observer
 	views atomic.Pointer[func() []QueueView]
 
-	mu      sync.RWMutex
-	pools   map[fleet.ID]*Queue // as many as were ever configured
-	entered map[enterKey]*hist
-	looked  hist
+	mu     sync.Mutex
+	pools  map[fleet.ID]*Queue // as many as were ever configured
+	looked *hist
 }
 
 func (c *queues) init(o *Observer) {
-	c.o, c.pools, c.entered = o, map[fleet.ID]*Queue{}, map[enterKey]*hist{}
-	c.looked.make(shortBounds)
+	c.o, c.pools, c.looked = o, map[fleet.ID]*Queue{}, newHist(shortBounds)
 }
 
 // WatchQueues tells where to look at the queues that there are, at the time somebody asks.
@@ -80,8 +118,7 @@ func (o *Observer) Queue(pool fleet.ID) *Queue {
 	defer c.mu.Unlock()
 	q := c.pools[pool]
 	if q == nil {
-		q = &Queue{o: o, pool: pool, waits: map[waitKey]*hist{}, ends: map[endKey]*atomic.Uint64{}, issued: map[int]*atomic.Uint64{}}
-		q.confirmation.make(confirmBounds)
+		q = &Queue{o: o, issued: map[int]*atomic.Uint64{}, confirmation: newHist(confirmBounds)}
 		c.pools[pool] = q
 	}
 	return q
@@ -89,32 +126,32 @@ func (o *Observer) Queue(pool fleet.ID) *Queue {
 
 // Entered counts a request that came: the time that took, and how it ended there and then; "" when it waits.
 func (q *Queue) Entered(l Labels, outcome string, took time.Duration) {
-	if outcome == "" {
-		outcome = stillWaits
-	}
-	c := &q.o.queues
-	s := q.o.table.of(l)
-	c.enter(enterKey{s.labels.Tenant, s.labels.Priority, outcome}).observe(took.Seconds())
+	q.o.table.of(l).entered.observe(outcomeOf(outcome), took, shortBounds)
 }
-
-func (c *queues) enter(k enterKey) *hist { return keyed(&c.mu, c.entered, k, newHist(shortBounds)) }
 
 // Looked counts one look for room.
 func (q *Queue) Looked(took time.Duration) { q.o.queues.looked.observe(took.Seconds()) }
 
 // Left counts a request whose wait ended, of whatever length.
 func (q *Queue) Left(l Labels, outcome string, waited time.Duration) {
-	s := q.o.table.of(l)
-	keyed(&q.mu, q.waits, waitKey{s, outcome}, newHist(waitBounds)).observe(waited.Seconds())
-	q.end(l.Priority, outcome).Add(1)
-}
-
-func (q *Queue) end(priority int, outcome string) *atomic.Uint64 {
-	return keyed(&q.mu, q.ends, endKey{priority, outcome}, newCount)
+	q.o.table.of(l).in(q).waits.observe(outcomeOf(outcome), waited, waitBounds)
 }
 
 // Revoked counts a request that was asked back for one of that priority.
-func (q *Queue) Revoked(priority int) { keyed(&q.mu, q.issued, priority, newCount).Add(1) }
+func (q *Queue) Revoked(priority int) {
+	q.mu.RLock()
+	n := q.issued[priority]
+	q.mu.RUnlock()
+	if n == nil {
+		q.mu.Lock()
+		if n = q.issued[priority]; n == nil {
+			n = new(atomic.Uint64)
+			q.issued[priority] = n
+		}
+		q.mu.Unlock()
+	}
+	n.Add(1)
+}
 
 // Reclaimed counts how that ended: the request did, or was given up on.
 func (q *Queue) Reclaimed(confirmed bool, took time.Duration) {
@@ -126,42 +163,8 @@ func (q *Queue) Reclaimed(confirmed bool, took time.Duration) {
 	q.confirmation.observe(took.Seconds())
 }
 
-func newCount() *atomic.Uint64 { return new(atomic.Uint64) }
-
-func newHist(bounds []float64) func() *hist {
-	return func() *hist {
-		h := &hist{}
-		h.make(bounds)
-		return h
-	}
-}
-
-func (h *hist) make(bounds []float64) { h.init(bounds, make([]atomic.Uint64, len(bounds)+1)) }
-
-// keyed finds or makes what a map holds.
-func keyed[K comparable, V any](mu *sync.RWMutex, m map[K]*V, k K, fresh func() *V) *V {
-	mu.RLock()
-	v := m[k]
-	mu.RUnlock()
-	if v != nil {
-		return v
-	}
-	mu.Lock()
-	defer mu.Unlock()
-	if v = m[k]; v == nil {
-		v = fresh()
-		m[k] = v
-	}
-	return v
-}
-
-// copied copies a map, to be read without its lock.
-func copied[K comparable, V any](mu *sync.RWMutex, m map[K]*V) map[K]*V {
-	mu.RLock()
-	defer mu.RUnlock()
-	out := make(map[K]*V, len(m))
-	for k, v := range m {
-		out[k] = v
-	}
-	return out
+func newHist(bounds []float64) *hist {
+	h := &hist{}
+	h.init(bounds, make([]atomic.Uint64, len(bounds)+1))
+	return h
 }

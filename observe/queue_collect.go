@@ -3,6 +3,7 @@
 package observe
 
 import (
+	"math"
 	"strconv"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -75,13 +76,7 @@ func (c *queues) Collect(ch chan<- prometheus.Metric) {
 		emit(ch, descUnknown, float64(n), detector)
 	}
 	c.programs(ch, measured)
-	for k, h := range copied(&c.mu, c.entered) {
-		if m, any := h.write(); any {
-			ch <- sample{descEntered, &dto.Metric{Histogram: m, Label: []*dto.LabelPair{
-				pair("fairness_id", k.tenant), pair("outcome", k.outcome), pair("priority", strconv.Itoa(k.priority)),
-			}}}
-		}
-	}
+	c.entered(ch)
 	m, _ := c.looked.write()
 	ch <- sample{descLooked, &dto.Metric{Histogram: m}}
 }
@@ -176,28 +171,84 @@ func (t *table) tenant(v string) string {
 	return take(t.tenants, v)
 }
 
-// collect tells what was counted. Counters of bands that there are begin at 0, so that the first step counts.
-func (q *Queue) collect(ch chan<- prometheus.Metric, v *QueueView, name string) {
-	for _, b := range v.Bands {
-		for _, outcome := range outcomes {
-			q.end(b.Priority, outcome)
+// entered tells how long entering took, by tenant and priority: what differs in the models is one.
+func (c *queues) entered(ch chan<- prometheus.Metric) {
+	type key struct {
+		tenant            string
+		priority, outcome int
+	}
+	all := map[key]*hist{}
+	for _, s := range c.o.table.all() {
+		for outcome := range s.entered {
+			if h := s.entered[outcome].Load(); h != nil {
+				k := key{s.labels.Tenant, s.labels.Priority, outcome}
+				if all[k] == nil {
+					all[k] = newHist(shortBounds)
+				}
+				all[k].join(h)
+			}
 		}
 	}
-	for k, n := range copied(&q.mu, q.ends) {
-		count(ch, descEnds, n.Load(), name, k.outcome, strconv.Itoa(k.priority))
-	}
-	for k, h := range copied(&q.mu, q.waits) {
+	for k, h := range all {
 		if m, any := h.write(); any {
-			l := k.labels
+			ch <- sample{descEntered, &dto.Metric{Histogram: m, Label: []*dto.LabelPair{
+				pair("fairness_id", k.tenant), pair("outcome", outcomes[k.outcome]), pair("priority", strconv.Itoa(k.priority)),
+			}}}
+		}
+	}
+}
+
+// join adds what another histogram of the same bounds counted.
+func (h *hist) join(o *hist) {
+	for i := range o.counts {
+		h.counts[i].Add(o.counts[i].Load())
+	}
+	h.add(math.Float64frombits(o.sum.Load()))
+}
+
+// collect tells what was counted. Counters of bands that there are begin at 0, so that the first step counts.
+func (q *Queue) collect(ch chan<- prometheus.Metric, v *QueueView, name string) {
+	type end struct{ priority, outcome int }
+	ends := map[end]uint64{}
+	for _, b := range v.Bands {
+		for outcome := range stillWaits {
+			ends[end{b.Priority, outcome}] = 0
+		}
+	}
+	for _, s := range q.o.table.all() {
+		here := s.found(q)
+		if here == nil {
+			continue
+		}
+		for outcome := range here.waits {
+			h := here.waits[outcome].Load()
+			if h == nil {
+				continue
+			}
+			m, any := h.write()
+			if !any {
+				continue
+			}
+			l := s.labels
+			ends[end{l.Priority, outcome}] += m.GetSampleCount()
 			ch <- sample{descWaited, &dto.Metric{Histogram: m, Label: []*dto.LabelPair{
-				pair("fairness_id", l.Tenant), pair(pooled, cleanName(name)), pair("model_name", l.Model), pair("outcome", k.outcome),
+				pair("fairness_id", l.Tenant), pair(pooled, cleanName(name)), pair("model_name", l.Model), pair("outcome", outcomes[outcome]),
 				pair("priority", strconv.Itoa(l.Priority)), pair("target_model_name", l.Target),
 			}}}
 		}
 	}
-	for priority, n := range copied(&q.mu, q.issued) {
+	for k, n := range ends {
+		count(ch, descEnds, n, name, outcomes[k.outcome], strconv.Itoa(k.priority))
+	}
+	q.revocations(ch, v, name)
+}
+
+func (q *Queue) revocations(ch chan<- prometheus.Metric, v *QueueView, name string) {
+	q.mu.RLock()
+	for priority, n := range q.issued {
 		count(ch, descIssued, n.Load(), name, strconv.Itoa(priority))
 	}
+	q.mu.RUnlock()
 	confirmed, timedOut := q.confirmed.Load(), q.timedOut.Load()
 	if v.Leases == nil && confirmed+timedOut == 0 {
 		return

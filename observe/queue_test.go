@@ -224,3 +224,15 @@ func TestQueueDoesNotAllocate(t *testing.T) {
 		t.Errorf("%g allocations", n)
 	}
 }
+
+// What counting costs a request that enters, under the gate's lock.
+func BenchmarkQueue(b *testing.B) {
+	_, q, _ := queued()
+	l := Labels{Model: "meta-llama/Llama-3.1-8B-Instruct", Target: "meta-llama/Llama-3.1-8B-Instruct", Tenant: "acme"}
+	b.ReportAllocs()
+	for b.Loop() {
+		q.Entered(l, "", time.Microsecond)
+		q.Looked(time.Microsecond)
+		q.Left(l, "Dispatched", time.Millisecond)
+	}
+}

@@ -99,6 +99,9 @@ type series struct {
 	input, output, cached               hist
 	ntpot, tpot, itl                    hist
 	ttft                                [2]hist // whole, streamed
+
+	entered timings // flow control, in whatever queue
+	queues  atomic.Pointer[[]*inQueue]
 }
 
 func newSeries(l Labels) *series {
