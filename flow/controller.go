@@ -100,14 +100,14 @@ func (c *Controller) Enter(ctx context.Context, a *Ask) (Ticket, Reason) {
 	w.ask = *a
 	c.mu.Lock()
 	c.enter(w, time.Now())
-	out := w.state
-	if l := c.opt.Listener; l != nil {
-		l.Entered(&w.ask, w.story.Outcome, time.Since(came))
-	}
-	if a.Story != nil {
-		*a.Story = w.story
-	}
+	out, told := w.state, w.story
 	c.mu.Unlock()
+	if a.Story != nil {
+		*a.Story = told
+	}
+	if l := c.opt.Listener; l != nil {
+		l.Entered(a, told.Outcome, time.Since(came))
+	}
 	if out == queued {
 		if a.Waits != nil {
 			a.Waits()

@@ -152,7 +152,7 @@ type Options struct {
 	Listener Listener
 }
 
-// Listener counts what happens at a gate. Calls come under the gate's lock.
+// Listener counts what happens at a gate. Calls come under the gate's lock, but for Entered.
 type Listener interface {
 	// Entered tells how long it took a request to enter, the wait for the lock included. Its outcome is empty where it
 	// waits from now on.
