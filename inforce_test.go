@@ -8,6 +8,9 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/penstock-project/penstock/api"
+	"github.com/penstock-project/penstock/fleet"
 )
 
 // TestWhyAtBothDoors asks each door for the decision, in a header and afterwards, and looks at what is in force.
@@ -47,5 +50,12 @@ func TestWhyAtBothDoors(t *testing.T) {
 		if !strings.Contains(page, "llm_d_epp_plugin_duration_seconds_count{"+want) {
 			t.Errorf("/metrics lacks %s", want)
 		}
+	}
+}
+
+// The defaults stand in two rooms that do not know each other: of the document, and of the fleet without one.
+func TestHealthHasOneDefault(t *testing.T) {
+	if got, want := healthOf(api.DefaultPenstock().Health), fleet.DefaultHealth(); got != want {
+		t.Errorf("got %+v, want %+v", got, want)
 	}
 }

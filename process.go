@@ -229,12 +229,16 @@ func trustOf(t api.Trust) gateway.Trust {
 
 // setHealth puts spec.health into force.
 func (p *process) setHealth(h api.Health) {
-	policy := fleet.HealthPolicy{
+	policy := healthOf(h)
+	p.gw.SetHealth(policy)
+	p.obs.SetHealth(policy)
+}
+
+func healthOf(h api.Health) fleet.HealthPolicy {
+	return fleet.HealthPolicy{
 		Failures: h.ConsecutiveFailures, First: time.Duration(h.FirstEjection), Longest: time.Duration(h.LongestEjection),
 		SlowStart: time.Duration(h.SlowStart), MinShare: h.MinShare,
 	}
-	p.gw.SetHealth(policy)
-	p.obs.SetHealth(policy)
 }
 
 // setTrust puts spec.trust into force at both doors.
