@@ -4,6 +4,7 @@ package config
 
 import (
 	"cmp"
+	"math"
 	"slices"
 	"strings"
 
@@ -126,10 +127,15 @@ func (p *pickerDocument) profile(at string, s api.SchedulingProfile) Profile {
 	return profile
 }
 
+// mostWeight leaves room to add up and to show what the scorers of a profile say.
+const mostWeight = 1e30
+
 func (p *pickerDocument) weight(path string, r Ref) {
 	switch {
 	case len(r.entry.Roles) > 0 && !r.entry.Is(plugin.Scorer):
 		p.warn(path, "is ignored: %s is %s, only scorers have a weight", r.Name, article(r.entry.Roles[0]))
+	case math.Abs(r.Weight) > mostWeight:
+		p.fail(path, "must be within ±%g", mostWeight)
 	case r.Weight < 0:
 		p.warn(path, "is negative, so %s prefers what it scores low", r.Name)
 	case r.Weight == 0:
