@@ -30,7 +30,7 @@ type Options struct {
 	Types func(typ string) bool
 	// Validate makes a plugin of an active type to see whether its parameters are right; it is
 	// what plugin.Set's New does. It returns the error of decode unchanged, and [Inactive] for parameters
-	// that have no effect yet.
+	// that have no effect, or are deprecated.
 	Validate func(typ string, decode func(any) error) error
 	// Namespace is given to objects that name none; "default" when empty.
 	Namespace string

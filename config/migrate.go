@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -93,11 +94,21 @@ func keyAt(n *yaml.Node, key string) int {
 	return -1
 }
 
+// gone are kinds of the old group whose objects today say other things.
+var gone = map[string]string{
+	"InferencePool":  "write inference.networking.k8s.io/v1, the selector under selector.matchLabels, targetPortNumber as targetPorts, extensionRef as endpointPickerRef",
+	"InferenceModel": "its criticality is an InferenceObjective's priority, its targetModels are an InferenceModelRewrite's targets",
+}
+
 func (m *migration) document(root *yaml.Node) {
 	if items := field(root, "items"); strings.HasSuffix(text(root, "kind"), "List") && items != nil && items.Kind == yaml.SequenceNode {
 		for _, item := range items.Content {
 			m.document(item)
 		}
+		return
+	}
+	if why := gone[text(root, "kind")]; why != "" && strings.HasPrefix(text(root, "apiVersion"), "inference.networking.x-k8s.io/") {
+		m.byHand(root, text(root, "kind"), why)
 		return
 	}
 	all := kinds()
@@ -255,6 +266,7 @@ func (m *migration) plugin(list *yaml.Node, i int, pl *yaml.Node) {
 	params := field(pl, "parameters")
 	var change func() bool
 	why := ""
+	m.outdated(typ, pl, params)
 	switch typ {
 	case "by-label-selector":
 		change = func() bool { return m.retype(pl, "label-selector-filter", true) }
@@ -281,6 +293,43 @@ func (m *migration) plugin(list *yaml.Node, i int, pl *yaml.Node) {
 		return
 	}
 	m.step(pl, typ, change)
+}
+
+// outdated takes out parameters that have no effect any more, one of each in a pass. A block size in characters
+// counts where the one in tokens is 0.
+func (m *migration) outdated(typ string, pl, params *yaml.Node) {
+	var keys []string
+	switch typ {
+	case "no-hit-lru-scorer":
+		keys = []string{"prefixPluginType", "prefixPluginName"}
+	case "active-request-scorer":
+		keys = []string{"requestTimeout"}
+	case "approx-prefix-cache-producer", "multicluster-approx-prefix-cache-producer":
+		keys = []string{"blockSize"}
+	}
+	for _, key := range keys {
+		i := keyAt(params, key)
+		if i < 0 {
+			continue
+		}
+		at := params.Content[i]
+		characters, err := strconv.Atoi(params.Content[i+1].Value)
+		tokens := keyAt(params, "blockSizeTokens")
+		switch {
+		case key != "blockSize" || err != nil || characters <= 0 || tokens < 0 || params.Content[tokens+1].Value != "0":
+			m.step(at, key, func() bool {
+				if len(params.Content) == 2 {
+					return m.drop(pl, keyAt(pl, "parameters"))
+				}
+				return m.drop(params, i)
+			})
+		default:
+			m.step(at, key, func() bool {
+				return m.put(params, tokens, "blockSizeTokens", strconv.Itoa(max(1, characters/4))) && m.drop(params, i)
+			})
+		}
+		return
+	}
 }
 
 // retype changes a declaration's type. It keeps the name, if there is need of one.

@@ -208,8 +208,8 @@ func below(at, text string) (path, rest string) {
 	return at, text
 }
 
-// Inactive is what Options.Validate returns for parameters that are right and have no effect yet: a path
-// below the parameters and a text each, as in "vllm: accepted, not active yet". They become warnings.
+// Inactive is what Options.Validate returns for parameters that are right and have no effect, or are deprecated: a
+// path below the parameters and a text each, as in "vllm: accepted, not active yet". They become warnings.
 type Inactive []string
 
 // Error implements error.

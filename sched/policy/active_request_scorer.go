@@ -34,6 +34,14 @@ func (p *ActiveRequestScorer) Validate() error {
 	return nil
 }
 
+// Inactive tells of parameters without an effect.
+func (p *ActiveRequestScorer) Inactive() []string {
+	if p.RequestTimeout != nil {
+		return []string{"requestTimeout: has no effect: a request counts until it ends"}
+	}
+	return nil
+}
+
 // Score implements [sched.Scorer].
 func (p *ActiveRequestScorer) Score(c *sched.Cycle, score []float64) {
 	most := int64(0)

@@ -4,6 +4,7 @@ package policy
 
 import (
 	"errors"
+	"fmt"
 
 	"github.com/penstock-project/penstock/fleet"
 	"github.com/penstock-project/penstock/kvcache"
@@ -28,9 +29,10 @@ type ApproxPrefixCacheProducer struct {
 	// LRUCapacityPerServer is how many blocks are remembered of an endpoint whose engine does not tell.
 	LRUCapacityPerServer int `json:"lruCapacityPerServer"`
 
-	name    string
-	index   *kvcache.Index
-	unshown *unshown
+	promoted bool // BlockSize gave BlockSizeTokens
+	name     string
+	index    *kvcache.Index
+	unshown  *unshown
 }
 
 func newApproxPrefixCacheProducer() ApproxPrefixCacheProducer {
@@ -46,7 +48,7 @@ func (p *ApproxPrefixCacheProducer) SetName(name string) { p.name = name }
 // Validate reports sizes that cannot be.
 func (p *ApproxPrefixCacheProducer) Validate() error {
 	if p.BlockSizeTokens <= 0 && p.BlockSize > 0 {
-		p.BlockSizeTokens = max(1, p.BlockSize/kvcache.TokenBytes)
+		p.BlockSizeTokens, p.promoted = max(1, p.BlockSize/kvcache.TokenBytes), true
 	}
 	switch {
 	case !p.AutoTune && p.BlockSizeTokens <= 0:
@@ -59,6 +61,18 @@ func (p *ApproxPrefixCacheProducer) Validate() error {
 		return errors.New("lruCapacityPerServer: must be above 0")
 	}
 	return nil
+}
+
+// Inactive tells of the deprecated block size.
+func (p *ApproxPrefixCacheProducer) Inactive() []string {
+	switch tokens := max(1, p.BlockSize/kvcache.TokenBytes); {
+	case p.BlockSize <= 0:
+		return nil
+	case p.promoted:
+		return []string{fmt.Sprintf("blockSize: is deprecated: write blockSizeTokens: %d", tokens)}
+	default:
+		return []string{fmt.Sprintf("blockSize: is deprecated and has no effect beside blockSizeTokens, whose default is 16: write blockSizeTokens: %d if it is meant", tokens)}
+	}
 }
 
 // Bounds on what engines and configurations may say: a block of 16,384 tokens, and 1,048,576 blocks of an endpoint,

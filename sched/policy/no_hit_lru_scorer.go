@@ -43,6 +43,17 @@ func (p *NoHitLRUScorer) Validate() error {
 	return nil
 }
 
+// Inactive tells of deprecated parameters.
+func (p *NoHitLRUScorer) Inactive() []string {
+	var told []string
+	for _, old := range [][2]string{{"prefixPluginType", p.PrefixPluginType}, {"prefixPluginName", p.PrefixPluginName}} {
+		if old[1] != "" {
+			told = append(told, old[0]+": is deprecated and has no effect: prefixMatchInfoProducerName names the producer to read")
+		}
+	}
+	return told
+}
+
 // Score implements [sched.Scorer].
 func (p *NoHitLRUScorer) Score(c *sched.Cycle, score []float64) {
 	if p.warm(c) {
