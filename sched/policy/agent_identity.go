@@ -41,6 +41,9 @@ func (p *AgentIdentity) Validate() error {
 		if h == "" {
 			return fmt.Errorf("additionalSessionHeaders[%d]: is empty", i)
 		}
+		if err := headerName(fmt.Sprintf("additionalSessionHeaders[%d]", i), h); err != nil {
+			return err
+		}
 		p.headers = append(p.headers, strings.ToLower(h))
 	}
 	return nil

@@ -41,6 +41,8 @@ func (p *CHWBLScorer) Validate() error {
 		return errors.New("prefixTokens: must not be below 0")
 	case p.Header == "" && p.Attribute == "" && p.PrefixTokens == 0:
 		return errors.New("header, attribute or prefixTokens: want one of them, or there is no key")
+	case p.Header != "":
+		return headerName("header", p.Header)
 	}
 	p.Header = strings.ToLower(p.Header)
 	return nil

@@ -127,7 +127,15 @@ func (p *DisaggregatedSetRolloutScreener) selectors() error {
 	if err := unique("headerSelectors[%d].name", names); err != nil {
 		return err
 	}
-	return unique("headerSelectors[%d].headerName", headers)
+	if err := unique("headerSelectors[%d].headerName", headers); err != nil {
+		return err
+	}
+	for i, name := range headers {
+		if err := ownHeader(fmt.Sprintf("headerSelectors[%d].headerName", i), name); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // unique reports the first of some names that is missing or there before.

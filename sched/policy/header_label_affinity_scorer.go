@@ -29,7 +29,7 @@ func (p *HeaderLabelAffinityScorer) Validate() error {
 		return errors.New("labelKey: is missing: want the label to compare with the header")
 	}
 	p.header = strings.ToLower(p.HeaderName)
-	return nil
+	return headerName("headerName", p.HeaderName)
 }
 
 // Score implements [sched.Scorer].

@@ -33,7 +33,7 @@ func (p *HeaderProfileHandler) Validate() error {
 		return errors.New("defaultProfile: is empty: want the profile of requests without the header")
 	}
 	p.header = strings.ToLower(p.HeaderName)
-	return nil
+	return headerName("headerName", p.HeaderName)
 }
 
 // Choose implements [sched.Handler].

@@ -87,6 +87,9 @@ func (p *SessionAffinity) Validate() error {
 	case p.SessionIDConfig.EvictionSweepSeconds <= 0:
 		return errors.New("sessionIdConfig.evictionSweepSeconds: must be above 0")
 	}
+	if err := ownHeader("encodedEndpointHeaderConfig.header", p.EncodedEndpointHeaderConfig.Header); err != nil {
+		return err
+	}
 	p.EncodedEndpointHeaderConfig.Header = strings.ToLower(p.EncodedEndpointHeaderConfig.Header)
 	for i := range p.SessionIDConfig.Sources {
 		s := &p.SessionIDConfig.Sources[i]
@@ -96,6 +99,10 @@ func (p *SessionAffinity) Validate() error {
 			return errors.New(at + ": want either header or attribute")
 		case s.Header != "" && s.Producer != "":
 			return errors.New(at + ".producer: a header has none")
+		case s.Header != "":
+			if err := headerName(at+".header", s.Header); err != nil {
+				return err
+			}
 		}
 		s.Header = strings.ToLower(s.Header)
 	}

@@ -37,11 +37,13 @@ func (p *SessionIDProducer) Validate() error {
 		return errors.New("headerName: is missing: want headerName or cookieName")
 	case p.HeaderName != "" && p.CookieName != "":
 		return errors.New("cookieName: stands beside headerName: want one of them")
-	case strings.ContainsAny(p.CookieName, "=; \t"):
+	case p.CookieName != "" && headerName("", p.CookieName) != nil: // both are tokens
 		return errors.New("cookieName: is no name of a cookie")
+	case p.CookieName != "":
+		return nil
 	}
 	p.header = strings.ToLower(p.HeaderName)
-	return nil
+	return headerName("headerName", p.HeaderName)
 }
 
 // Produce implements [sched.Producer].
