@@ -41,7 +41,7 @@ func (p *CHWBLScorer) Validate() error {
 		return errors.New("prefixTokens: must not be below 0")
 	case p.Header == "" && p.Attribute == "" && p.PrefixTokens == 0:
 		return errors.New("header, attribute or prefixTokens: want one of them, or there is no key")
-	case p.Header != "":
+	case p.Header != "" && headerName("header", p.Header) != nil:
 		return headerName("header", p.Header)
 	}
 	p.Header = strings.ToLower(p.Header)
