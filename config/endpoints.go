@@ -240,7 +240,11 @@ func hostOf(s string) (string, error) {
 	if strings.HasPrefix(s, "[") && strings.HasSuffix(s, "]") {
 		bare = s[1 : len(s)-1]
 	}
-	if a, err := netip.ParseAddr(bare); err == nil && (bare == s || a.Is6()) && (a.Zone() == "" || hostName.MatchString(a.Zone())) {
+	a, err := netip.ParseAddr(bare)
+	if err == nil && (a.IsUnspecified() || a.IsMulticast()) {
+		return "", fmt.Errorf("%s is no endpoint's: want the address at which it is reached, or a host name", short(s))
+	}
+	if err == nil && (bare == s || a.Is6()) && (a.Zone() == "" || hostName.MatchString(a.Zone())) {
 		return a.Unmap().String(), nil // one spelling, whatever the operator's
 	}
 	last := bare[strings.LastIndex(strings.TrimSuffix(bare, "."), ".")+1:]
