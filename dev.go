@@ -47,6 +47,8 @@ func dev(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return misused("--policy and --config: want one of them")
 	case *rate < 0:
 		return misused("--load %g: must not be below 0", *rate)
+	case *lasting < 0:
+		return misused("--for %s: must not be below 0", *lasting)
 	}
 	s.quiet = !*access
 	if *lasting > 0 {

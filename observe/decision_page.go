@@ -42,16 +42,16 @@ func (k KeptView) Lives() string {
 }
 
 func (k KeptView) since() string {
-	at := func(t *time.Time) string {
+	at := func(what string, t *time.Time) string {
 		if t == nil {
-			return "none"
+			return "none " + what
 		}
-		return t.Format("2006-01-02 15:04:05Z07:00")
+		return "the oldest " + what + " is of " + t.Format("2006-01-02 15:04:05Z07:00")
 	}
 	if k.Records == 0 {
 		return "none is there yet"
 	}
-	return fmt.Sprintf("the oldest in trouble is of %s, the oldest healthy one of %s", at(k.OldestTroubled), at(k.OldestHealthy))
+	return at("in trouble", k.OldestTroubled) + ", " + at("that was healthy", k.OldestHealthy)
 }
 
 // records returns what is remembered, the newest end first, and how much that is.
