@@ -38,7 +38,7 @@ func (v Visitor) Take() (Ticket, Reason) {
 		v.c.free(v.w)
 		return Ticket{}, reason
 	}
-	return Ticket{v.c, v.w}, ""
+	return Ticket(v), ""
 }
 
 // Place is where a place is kept for it.

@@ -54,12 +54,11 @@ func TestScenarios(t *testing.T) {
 }
 
 type scene struct {
-	t      *testing.T
-	now    time.Time
-	maker  FairnessMaker
-	bands  []*bench
-	fleet  []*fleet.Endpoint
-	detect flow.Detector
+	t     *testing.T
+	now   time.Time
+	maker FairnessMaker
+	bands []*bench
+	fleet []*fleet.Endpoint
 }
 
 // made makes a plugin of a set with the parameters in the first line of the input.
