@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/penstock-project/penstock/fleet"
-	"github.com/penstock-project/penstock/flow"
 	"github.com/penstock-project/penstock/kvcache"
 	"github.com/penstock-project/penstock/observe"
 	"github.com/penstock-project/penstock/sched"
@@ -145,7 +144,7 @@ func (x *Exchange) reserve(c *sched.Cycle, p *sched.Profile) (pick *fleet.Endpoi
 	x.keepDecision(c, p)
 	switch {
 	case !ok:
-		return nil, refusalOf(flow.Saturated)
+		return nil, nobodyLeft()
 	case x.conditional() && c.Cached("", c.Order[0]) == 0:
 		return nil, notCached()
 	}

@@ -131,6 +131,7 @@ func (x *Exchange) placement(pool *fleet.Pool, c *sched.Cycle) *Placement {
 	}
 	x.head.Headers.Names(func(name string) bool {
 		switch {
+		case x.trusted && ours(name): // heeded, and of no use to an endpoint
 		case !x.Drops(name):
 			return true
 		case name != x.proof:

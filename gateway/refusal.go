@@ -132,6 +132,13 @@ func notCached() *Refusal {
 		Message: "no endpoint holds a part of this prompt in its cache, and the request prefers not to be served then (Prefer: if-available)"}
 }
 
+// nobodyLeft is the answer when filters leave no endpoint: 429 as in the field, for they mostly tell of load.
+func nobodyLeft() *Refusal {
+	r := refusalOf(flow.Saturated)
+	r.Message = "the filters of the configuration leave no endpoint for this request: those that may serve it are busy, or none may"
+	return r
+}
+
 // noProfile is the answer when the request names no way to choose that there is.
 func noProfile(why string) *Refusal {
 	return &Refusal{Status: http.StatusBadRequest, Type: invalidRequest, Code: "unknown_profile", Message: why}

@@ -77,6 +77,9 @@ var named = map[string]bool{
 	rewriteHeader[0]: true, rewriteHeader[1]: true,
 }
 
+// ours reports whether the header is one of our own, which steer us and nobody behind us.
+func ours(name string) bool { return strings.HasPrefix(name, "x-penstock-") }
+
 // controlKind is the family of a control header's name.
 func controlKind(name string) string {
 	for _, kind := range []string{"x-llm-d-", "x-gateway-", "x-slo-", "x-penstock-"} {

@@ -331,12 +331,10 @@ func sampleValue(b []byte) (float64, bool) {
 	if !ok {
 		return 0, false
 	}
-	rest := bytes.TrimRight(blanks(b[n:]), " \t\r")
-	if len(rest) > 0 && rest[0] != '#' { // OpenMetrics may add an exemplar
-		for _, c := range rest {
-			if (c < '0' || c > '9') && c != '-' && c != '+' && c != '.' && c != 'e' && c != 'E' {
-				return 0, false
-			}
+	rest, _, _ := bytes.Cut(blanks(b[n:]), []byte("#")) // OpenMetrics may add an exemplar
+	for _, c := range bytes.TrimRight(rest, " \t\r") {  // a timestamp
+		if (c < '0' || c > '9') && c != '-' && c != '+' && c != '.' && c != 'e' && c != 'E' {
+			return 0, false
 		}
 	}
 	return v, true

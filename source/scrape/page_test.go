@@ -93,6 +93,7 @@ func TestScan(t *testing.T) {
 		{"CRLF", "vllm:num_requests_waiting 4\r\nvllm:num_requests_running{a=\"b\"} 5\r\n", "4 5 - - -", "vllm"},
 		{"no line break at the end", "vllm:num_requests_waiting 4", "4 - - - -", "vllm"},
 		{"time stamps", "vllm:num_requests_waiting 4 1700000000000\nvllm:num_requests_running{a=\"b\"} 5 -17\n", "4 5 - - -", "vllm"},
+		{"exemplar after a timestamp", "vllm:num_requests_waiting 4 1700000000.123 # {trace=\"1\"} 1 1700000000\n", "4 - - - -", "vllm"},
 		{"OpenMetrics", "vllm:num_requests_waiting 4 1700000000.123\nvllm:num_requests_running 2 # {trace=\"1\"} 3\n# EOF\n", "4 2 - - -", "vllm"},
 		{"blanks", "  vllm:num_requests_waiting\t{ engine = \"0\" , a=\"b\", }  4\n", "4 - - - -", "vllm"},
 		{"braces and commas in values", "vllm:num_requests_waiting{a=\"},\\\"{\",b=\"\\\\\"} 4\n", "4 - - - -", "vllm"},
