@@ -14,6 +14,7 @@ import (
 	queue "github.com/penstock-project/penstock/flow/policy"
 	"github.com/penstock-project/penstock/observe"
 	"github.com/penstock-project/penstock/sched"
+	"github.com/penstock-project/penstock/sched/policy"
 )
 
 // queued gives the pool a queue: each endpoint takes one request.
@@ -190,5 +191,49 @@ func TestLateAtAGateThatWasReplaced(t *testing.T) {
 		if r.SetLanes(Lanes{}); len(r.retired) != 0 {
 			t.Errorf("%d gates are still looked after", len(r.retired))
 		}
+	})
+}
+
+// The room that counts is that of endpoints which the configuration's filters let serve: what is free elsewhere
+// lets nobody go.
+func TestRoomElsewhereDoesNotCount(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, 2, slog.LevelInfo)
+		labels := func(i int, tier string) fleet.EndpointSpec {
+			e := r.endpoints()[i]
+			return fleet.EndpointSpec{ID: e.ID, Address: e.Address, Labels: map[string]string{"tier": tier}}
+		}
+		r.Store.SetEndpoints("test", []fleet.EndpointSpec{labels(0, "gold"), labels(1, "free")})
+		gate := r.queued(nil)
+		lane := r.Lanes()[fleet.ID{Namespace: "default", Name: "p"}]
+		lane.Queues = true
+		gold := policy.Filters["label-selector-filter"]().(*policy.LabelSelectorFilter)
+		gold.MatchLabels = map[string]string{"tier": "gold"}
+		lane.Plan.Profiles[0].Filters = []sched.Named[sched.Filter]{{Name: "gold", Plugin: gold}}
+		first, p, ref := r.place(t, nil, chat("x"))
+		if ref != nil || p.Endpoint.Name != "e0" {
+			t.Fatalf("got %v, %v", p, ref)
+		}
+		done := make(chan *Exchange)
+		go func() {
+			x, _, _ := r.place(t, nil, chat("y"))
+			done <- x
+		}()
+		synctest.Wait()
+		if n := gate.Waiting(); n != 1 {
+			t.Fatalf("%d wait, want the second: only e0 may serve it", n)
+		}
+		first.End(observe.Complete)
+		second := <-done
+		if second.out.Endpoint != "default/e0" {
+			t.Errorf("went to %s", second.out.Endpoint)
+		}
+		second.End(observe.Complete)
+		gold.MatchLabels = map[string]string{"tier": "none"}
+		x, _, ref := r.place(t, nil, chat("z"))
+		if ref == nil || ref.Status != 429 || ref.Reason != string(flow.Saturated) {
+			t.Errorf("got %v, want 429: filters leave nobody", ref)
+		}
+		x.End(observe.Refused)
 	})
 }

@@ -53,6 +53,10 @@ func (x *Exchange) seat(ctx context.Context, pool *fleet.Pool, version uint64, n
 		return nil, noEndpoints()
 	}
 	if x.lane.Queues && len(c.Candidates) > 0 { // what the queue is to know; after a wait it is looked at again
+		if x.lane.Plan.Fix(c); len(c.Candidates) == 0 {
+			x.keepDecision(c, nil)
+			return nil, nobodyLeft()
+		}
 		if r := x.prepare(c); r != nil {
 			return nil, r
 		}

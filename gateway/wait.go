@@ -61,7 +61,7 @@ func (x *Exchange) enter(ctx context.Context, pool fleet.ID, c *sched.Cycle, ver
 // class tells the request's candidates apart from others', and how to find them again: by the model, the
 // subset and what failed lately.
 func (x *Exchange) class(pool fleet.ID) (string, func(*fleet.Snapshot, []*fleet.Endpoint) []*fleet.Endpoint) {
-	g, model, key := x.g, x.out.Target, x.out.Target
+	g, plan, model, key := x.g, x.lane.Plan, x.out.Target, x.out.Target
 	var subset []string
 	limited := x.head.HasSubset && !g.AllSubsets
 	if limited {
@@ -77,6 +77,7 @@ func (x *Exchange) class(pool fleet.ID) (string, func(*fleet.Snapshot, []*fleet.
 		defer g.putCycle(c)
 		c.Now, c.Stale, c.Model = time.Now(), g.Stale, model
 		g.eligible(c, p, subset, limited)
+		plan.Fix(c)
 		return append(into, c.Candidates...)
 	}
 }

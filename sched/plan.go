@@ -88,6 +88,20 @@ func (p *Plan) Identity(h Headers) string {
 	return ""
 }
 
+// Fix drops the candidates that fixed filters drop in any case: of a plan with one profile, which decides for all
+// requests. The filters are asked again when it decides.
+func (p *Plan) Fix(c *Cycle) {
+	if len(p.Profiles) != 1 {
+		return
+	}
+	for k, f := range p.Profiles[0].Filters {
+		if fixed, ok := f.Plugin.(Fixed); ok {
+			fixed.Filter(c, c.Mask())
+			c.Drop(FirstStage + Fate(len(p.Screeners)+k))
+		}
+	}
+}
+
 // Screen drops the candidates that a screener does not want. All screeners see the same candidates.
 func (p *Plan) Screen(c *Cycle) {
 	for k := range p.Screeners {

@@ -82,6 +82,11 @@ type (
 	Reasoner interface {
 		Reason() string
 	}
+	// A Fixed filter judges an endpoint by what does not change while it lives, such as its labels, and nothing else.
+	Fixed interface {
+		Filter
+		Fixed()
+	}
 	// A Namer is told the name it has in the configuration.
 	Namer interface {
 		SetName(name string)

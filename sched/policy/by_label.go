@@ -46,3 +46,6 @@ func (p *ByLabel) Reason() string {
 	}
 	return p.Label + " is not " + strings.Join(p.ValidValues, " or ")
 }
+
+// Fixed implements [sched.Fixed].
+func (*ByLabel) Fixed() {}

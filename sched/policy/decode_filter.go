@@ -13,3 +13,6 @@ func (*DecodeFilter) Filter(c *sched.Cycle, keep []bool) { keepRoles(c, keep, de
 
 // Reason implements [sched.Reasoner].
 func (*DecodeFilter) Reason() string { return "llm-d.ai/role is there and includes no decode" }
+
+// Fixed implements [sched.Fixed].
+func (*DecodeFilter) Fixed() {}

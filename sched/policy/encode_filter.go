@@ -13,3 +13,6 @@ func (*EncodeFilter) Filter(c *sched.Cycle, keep []bool) { keepRoles(c, keep, en
 
 // Reason implements [sched.Reasoner].
 func (*EncodeFilter) Reason() string { return "llm-d.ai/role includes no encode" }
+
+// Fixed implements [sched.Fixed].
+func (*EncodeFilter) Fixed() {}

@@ -98,3 +98,6 @@ func (p *LabelSelectorFilter) matches(labels map[string]string) bool {
 	}
 	return true
 }
+
+// Fixed implements [sched.Fixed].
+func (*LabelSelectorFilter) Fixed() {}

@@ -13,3 +13,6 @@ func (*PrefillFilter) Filter(c *sched.Cycle, keep []bool) { keepRoles(c, keep, p
 
 // Reason implements [sched.Reasoner].
 func (*PrefillFilter) Reason() string { return "llm-d.ai/role includes no prefill" }
+
+// Fixed implements [sched.Fixed].
+func (*PrefillFilter) Fixed() {}
