@@ -2,13 +2,14 @@
 # `make` is what a change must pass, `make help` lists the rest. Only `make e2e` needs more than
 # Go, git and make, and it installs what it needs.
 .DEFAULT_GOAL := all
-.PHONY: all build dev test lint modules e2e bench golden fuzz cover clean help
+.PHONY: all build dev test lint modules e2e flow-report bench golden fuzz cover clean help
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 COUNT       ?= 6
 BENCH       ?= .
 FUZZTIME    ?= 20s
 OUT         ?= bin
+FLOWTIME    ?= 2m
 # The race detector needs a C compiler; without one the tests run all the same.
 RACE        := $(shell command -v $$(go env CC) >/dev/null && echo -race)
 
@@ -43,6 +44,10 @@ e2e: build ## the real parts: SDKs, Envoy, Prometheus, vLLM, against bin/penstoc
 	scripts/install-vllm.sh
 	cd e2e && go test -count=1 -p=1 -timeout=60m ./...
 
+flow-report: build ## docs/guide/flow-control-report.md, by loads of FLOWTIME each on simulated engines
+	scripts/install-envoy.sh
+	cd e2e && go test ./trial -count=1 -timeout=60m -v -run=TestReport -report=$(CURDIR)/docs/guide -for=$(FLOWTIME)
+
 bench: ## benchmarks into $(OUT)/bench.txt, for benchstat (BENCH=regexp COUNT=6)
 	@mkdir -p $(OUT)
 	go test -run='^$$' -bench='$(BENCH)' -benchmem -count=$(COUNT) ./... | tee $(OUT)/bench.txt
@@ -64,4 +69,4 @@ clean: ## remove what make made
 	rm -rf bin
 
 help:
-	@sed -nE 's/^([a-z0-9]+):[^#]*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t12
+	@sed -nE 's/^([a-z0-9-]+):[^#]*## (.*)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t12

@@ -167,15 +167,16 @@ func Metric(addr, name string) (float64, error) {
 	return sum, nil
 }
 
-// Sims starts n simulated engines that serve model, and returns their addresses.
-func Sims(t testing.TB, n int, model string) []string {
+// Sims starts n simulated engines that serve model, with more flags, and returns their addresses.
+func Sims(t testing.TB, n int, model string, flags ...string) []string {
 	t.Helper()
 	var addrs []string
 	var all []*Process
 	for i := range n {
 		addr := Addr(t)
 		addrs = append(addrs, addr)
-		all = append(all, Start(t, "engine"+strconv.Itoa(i), Penstock(t), "sim", "engine", "--port", Port(addr), "--served-model-name", model))
+		all = append(all, Start(t, "engine"+strconv.Itoa(i), append([]string{
+			Penstock(t), "sim", "engine", "--port", Port(addr), "--served-model-name", model}, flags...)...))
 	}
 	for i, p := range all {
 		p.Listening(t, addrs[i])
