@@ -3,80 +3,188 @@
 package kvcache
 
 import (
+	"math"
+	"math/bits"
 	"sync"
+	"sync/atomic"
 )
 
-// none marks the end of a list of rows or nodes.
-const none = ^uint32(0)
+// Tier is where an engine keeps a block.
+type Tier uint8
 
-// row is one distinct block key and the head of the list of its holders: 16 bytes.
-type row struct {
-	key    uint64
-	next   uint32 // in the same bucket, or the next free row
-	holder uint32 // first node
+// The tiers, fastest first.
+const (
+	GPU Tier = iota
+	CPU
+	Disk
+	tiers = 3
+)
+
+// Forever is the deadline of evidence that no time ends.
+const Forever = math.MaxInt64
+
+// Evidence tells of one endpoint how many blocks it holds from the start of the prompts without a gap, and how that is
+// known. Each block counts once.
+type Evidence struct {
+	// Tiers counts the blocks that the engine said it holds, each in the fastest tier that has it.
+	Tiers [tiers]int32
+	// Provisional counts the blocks that a routing decision promises, or that were confirmed before
+	// events of the engine were missed.
+	Provisional int32
 }
 
-// node says that one endpoint holds one row: 20 bytes.
-type node struct {
-	slot         uint32
-	row          uint32
-	next         uint32 // the row's next holder, or the next free node
-	older, newer uint32 // the endpoint's blocks by time of use
-}
+// Confirmed counts the blocks that the engine said it holds.
+func (e *Evidence) Confirmed() int32 { return e.Tiers[GPU] + e.Tiers[CPU] + e.Tiers[Disk] }
 
-// shelf is one endpoint's list of blocks by time of use.
-type shelf struct {
-	oldest, newest uint32
-	size           int
-}
+// Blocks counts all.
+func (e *Evidence) Blocks() int32 { return e.Confirmed() + e.Provisional }
 
-// Index remembers which endpoint was given which blocks. Each endpoint, known by its
-// load's slot, keeps as many blocks as [Index.Add] says, and forgets the least recently used
-// first. A block held by one endpoint costs about 45 bytes. An Index may be used by many
-// goroutines.
+// Index remembers which endpoint holds which blocks, and how that is known: it was sent a prompt ([Index.Add],
+// [Index.Expect]: provisional), or its engine said so ([Index.Confirm]). An endpoint is known by its load's slot.
+//
+// What is known of one block is a word: up to two holders, or the name of a set of holders that blocks share. A holder is
+// named by a lot, a part of what an endpoint holds that lives and ends as a whole: one for all that is confirmed, one for
+// what was provisionally added at a time. So an endpoint is cleared, a deadline kept and the least recently used forgotten
+// without a look at the blocks; those are tidied a few at a time as others are written.
+//
+// A block held by one or two endpoints costs 20 to 27 bytes; more holders cost something only where their set is not
+// shared with other blocks. An Index may be used by many goroutines. Lookups take no lock and wait for nobody: one that
+// overlaps a write sees the block before or after it.
 type Index struct {
-	mu       sync.RWMutex
-	buckets  []uint32 // power of two; first row of each
-	rows     []row
-	nodes    []node
-	freeRow  uint32
-	freeNode uint32
-	used     int // rows in use
-	shelves  []shelf
+	shards [shards]shard
+	sets   pages[atomic.Pointer[set]]
+	words  pages[atomic.Uint64] // of each lot: its slot plus one, and whether it is confirmed; 0 when it has ended
+	used   atomic.Int64         // blocks, with those whose lots have ended
+
+	mu       sync.Mutex // for all that follows and all writes
+	budget   int64
+	bytes    int64
+	lots     []lot
+	free     queue // lots to use again
+	dying    queue // ended lots that blocks may still name, in the order of their end
+	slots    []holdings
+	now      atomic.Int64
+	wheel    [][]claim // lots by deadline, modulo its length
+	names    map[uint64]uint32
+	freeSets queue
+	gen      uint32
+	hand     int // the shard and the row to be tidied next
+	handRow  int
+	turn     int // how often the hand has gone round
+	turnLots int // of dying, those that had ended when this turn began
+	epoch    uint64
+	memo     memo
+	list     []uint32
+	evictAt  int
+	stats    Stats
 }
 
-// NewIndex returns an empty index.
-func NewIndex() *Index {
-	x := &Index{freeRow: none, freeNode: none}
-	x.grow(1 << 10)
+// Stats are figures about an index.
+type Stats struct {
+	// Blocks are distinct, Sets are shared sets of three holders or more.
+	Blocks, Sets int
+	// Bytes are held, of at most Budget.
+	Bytes, Budget int64
+	// Evicted blocks made room within the budget; Refused holders found none.
+	Evicted, Refused uint64
+}
+
+const (
+	shards = 64
+	// A table is made anew when four fifths of it are filled, then three fifths full, so that a block costs
+	// 16/0.8 to 16/0.6 bytes.
+	rowBytes = 16
+	minRows  = 8
+	// An endpoint's provisional blocks are forgotten in lots of a 64th of its capacity.
+	lotsInSlot = 64
+	// span is how many generations ahead a deadline can lie.
+	span     = 4096
+	lotBytes = 48 + 8
+	setBytes = 48 + 8 + 24 // with its place in sets and in names
+	// What writers do between two breaths.
+	breath = 512
+)
+
+// row is one block: its key, which never changes within a table, and its word.
+type row struct{ key, word atomic.Uint64 }
+
+type table struct{ rows []row }
+
+type shard struct {
+	table  atomic.Pointer[table]
+	filled int // rows with a key
+	live   int // rows with a word
+	hand   int // of the CLOCK
+}
+
+// A word is 0, or two holders of 31 bits (tiers and lot), or isSet, the set's generation and its number. The
+// highest bit is the CLOCK's.
+const (
+	recent   = 1 << 63
+	isSet    = 1 << 62
+	half     = 31
+	halfMask = 1<<half - 1
+	lotBits  = 28
+	lotMask  = 1<<lotBits - 1
+)
+
+// set is three holders or more, sorted, which blocks share. Only refs changes.
+type set struct {
+	gen     uint32
+	refs    int32
+	hash    uint64
+	holders []uint32
+}
+
+// lot is a part of what a slot holds.
+type lot struct {
+	slot         uint32
+	count        int32
+	serial       uint32 // tells its uses apart
+	older, newer uint32 // in the slot
+	sure         bool   // confirmed
+	doubted      bool   // was confirmed
+	until        int64
+}
+
+type claim struct{ lot, serial uint32 }
+
+// holdings is what one slot holds. Lot 0 is none.
+type holdings struct {
+	sure           uint32 // what the engine said
+	oldest, newest uint32 // what is provisional, by time of use
+	held           int
+}
+
+const sureBit = 1 << 32
+
+// NewIndex returns an empty index that may grow without bound.
+func NewIndex() *Index { return NewBoundedIndex(math.MaxInt64) }
+
+// NewBoundedIndex returns an empty index that holds at most that many bytes. While a table is made anew, a 64th of it
+// is there twice.
+func NewBoundedIndex(bytes int64) *Index {
+	x := &Index{budget: bytes, lots: make([]lot, 1), memo: memo{epoch: 1}}
+	x.words.grow(1)
+	x.bytes = int64(cap(x.lots)) * lotBytes
 	return x
 }
 
-// Match tells, for each slot, how many blocks from the start of each prompt it holds without a
-// gap, summed over the prompts; match is indexed like slots. starts are the prompts' first
-// keys, as [Hasher.Starts]. It allocates nothing.
-func (x *Index) Match(keys []uint64, starts []int32, slots []uint32, match []int32, scratch *Scratch) {
-	clear(match)
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	if x.used == 0 {
-		return
-	}
-	scratch.prepare(slots)
-	for p := range starts {
-		end := len(keys)
-		if p+1 < len(starts) {
-			end = int(starts[p+1])
-		}
-		x.matchOne(keys[starts[p]:end], slots, match, scratch)
-	}
+// Scratch is memory that lookups reuse between calls.
+type Scratch struct {
+	at     []int32 // slot → position in slots plus one
+	mark   []uint32
+	kind   []uint8
+	active []int32
+	seen   []int32 // position and kind of a block's holders
+	found  []Evidence
+	epoch  uint32
 }
 
-// Scratch is memory that Match reuses between calls.
-type Scratch struct {
-	at  []int32 // slot → position in slots plus one
-	run []int32 // position → blocks matched in the current prompt
-}
+const (
+	provisional = tiers
+	kinds       = 4
+)
 
 func (s *Scratch) prepare(slots []uint32) {
 	top := uint32(0)
@@ -87,220 +195,410 @@ func (s *Scratch) prepare(slots []uint32) {
 		s.at = make([]int32, top+1)
 	}
 	clear(s.at)
-	if len(s.run) < len(slots) {
-		s.run = make([]int32, len(slots))
+	if n := len(slots); len(s.mark) < n {
+		s.mark, s.kind, s.active = make([]uint32, n), make([]uint8, n), make([]int32, n)
+		s.seen, s.found = make([]int32, n), make([]Evidence, n)
 	}
 	for i, v := range slots {
 		s.at[v] = int32(i + 1)
 	}
 }
 
-func (x *Index) matchOne(keys []uint64, slots []uint32, match []int32, s *Scratch) {
-	run := s.run[:len(slots)]
-	clear(run)
-	for i, key := range keys {
-		r := x.find(key)
-		if r == none {
-			break
+// Match tells, for each slot, how many blocks from the start of each prompt it holds without a
+// gap, summed over the prompts; match is indexed like slots. starts are the prompts' first
+// keys, as [Hasher.Starts]. It allocates nothing and takes no lock.
+func (x *Index) Match(keys []uint64, starts []int32, slots []uint32, match []int32, scratch *Scratch) {
+	clear(match)
+	if x.used.Load() == 0 {
+		return
+	}
+	scratch.prepare(slots)
+	found := scratch.found[:len(slots)]
+	x.look(keys, starts, found, scratch)
+	for i := range found {
+		match[i] = found[i].Blocks()
+	}
+}
+
+// Look is Match that tells the evidence.
+func (x *Index) Look(keys []uint64, starts []int32, slots []uint32, found []Evidence, scratch *Scratch) {
+	clear(found)
+	if x.used.Load() == 0 {
+		return
+	}
+	scratch.prepare(slots)
+	x.look(keys, starts, found, scratch)
+}
+
+func (x *Index) look(keys []uint64, starts []int32, found []Evidence, s *Scratch) {
+	clear(found)
+	for p := range starts {
+		end := len(keys)
+		if p+1 < len(starts) {
+			end = int(starts[p+1])
 		}
-		on := false
-		for n := x.rows[r].holder; n != none; n = x.nodes[n].next {
-			slot := x.nodes[n].slot
-			if int(slot) >= len(s.at) || s.at[slot] == 0 {
+		x.lookOne(keys[starts[p]:end], found, s)
+	}
+}
+
+// lookOne walks one prompt. Blocks in a row mostly have the same holders, hence the same word: only where the word
+// changes are the holders looked at.
+func (x *Index) lookOne(keys []uint64, found []Evidence, s *Scratch) {
+	const batch = 16 // fetched together, so that the waits for memory overlap
+	var words [batch]uint64
+	var last uint64
+	from, active := 0, s.active[:0]
+	for i := 0; ; i++ {
+		var w uint64
+		if i < len(keys) {
+			if i%batch == 0 {
+				x.fetch(keys[i:min(i+batch, len(keys))], &words)
+			}
+			if w = words[i%batch]; w == last && w != 0 {
 				continue
 			}
-			if at := s.at[slot] - 1; run[at] == int32(i) {
-				run[at]++
-				on = true
+		}
+		for _, p := range active {
+			e := &found[p]
+			if k := s.kind[p]; k < tiers {
+				e.Tiers[k] += int32(i - from)
+			} else {
+				e.Provisional += int32(i - from)
 			}
 		}
-		if !on {
-			break
+		if w == 0 {
+			return
+		}
+		from, last = i, w
+		seen := x.holders(keys[i], w, s)
+		s.epoch++
+		active = active[:0]
+		for _, v := range seen {
+			p := v / kinds
+			if i > 0 && s.mark[p] != s.epoch-1 || s.mark[p] == s.epoch {
+				continue
+			}
+			s.mark[p], s.kind[p] = s.epoch, uint8(v%kinds)
+			active = append(active, p)
+		}
+		if len(active) == 0 {
+			return
 		}
 	}
-	for i, n := range run {
-		match[i] += n
+}
+
+// fetch finds the words of some keys, without the CLOCK's bit.
+func (x *Index) fetch(keys []uint64, words *[16]uint64) {
+	var first [16]*row
+	var got [16]uint64
+	for i, key := range keys {
+		key = norm(key)
+		m := mix(key)
+		if t := x.shards[m%shards].table.Load(); t != nil {
+			r := &t.rows[t.place(m)]
+			first[i], got[i] = r, r.key.Load()
+		} else {
+			first[i], got[i] = nil, 0
+		}
+	}
+	for i, key := range keys {
+		switch {
+		case first[i] == nil:
+			words[i] = 0
+		case got[i] == norm(key):
+			words[i] = first[i].word.Load() &^ recent
+		case got[i] == 0:
+			words[i] = 0
+		default:
+			words[i] = 0
+			if r, _ := x.find(norm(key)); r != nil {
+				words[i] = r.word.Load() &^ recent
+			}
+		}
+	}
+}
+
+// holders lists positions and kinds of a word's holders. A word that changes meanwhile is read again.
+func (x *Index) holders(key, w uint64, s *Scratch) []int32 {
+	for range 8 {
+		seen := s.seen[:0]
+		ok := true
+		if w&isSet != 0 {
+			h := x.sets.at(uint32(w & halfMask)).Load()
+			if ok = h != nil && uint64(h.gen) == w>>half&halfMask; ok {
+				for _, e := range h.holders {
+					seen = x.see(seen, e, s)
+				}
+			}
+		} else {
+			seen = x.see(seen, uint32(w&halfMask), s)
+			if b := uint32(w >> half & halfMask); b != 0 {
+				seen = x.see(seen, b, s)
+			}
+		}
+		r, _ := x.find(norm(key))
+		if r == nil {
+			return nil
+		}
+		now := r.word.Load() &^ recent
+		if ok && now == w {
+			s.seen = seen[:cap(seen)]
+			return seen
+		}
+		if w = now; w == 0 {
+			return nil
+		}
+	}
+	return nil
+}
+
+func (x *Index) see(seen []int32, e uint32, s *Scratch) []int32 {
+	w := x.words.at(e & lotMask).Load()
+	if w == 0 {
+		return seen
+	}
+	slot := uint32(w) - 1
+	if int(slot) >= len(s.at) || s.at[slot] == 0 {
+		return seen
+	}
+	kind := int32(provisional)
+	if w&sureBit != 0 {
+		kind = int32(bits.TrailingZeros32(e >> lotBits))
+	}
+	return append(seen, (s.at[slot]-1)*kinds+kind)
+}
+
+// norm makes room for 0, which is no key in a table.
+func norm(key uint64) uint64 {
+	if key == 0 {
+		return 0x9e3779b97f4a7c15
+	}
+	return key
+}
+
+func mix(key uint64) uint64 {
+	key *= 0x9e3779b97f4a7c15
+	return key ^ key>>32
+}
+
+func (t *table) place(m uint64) int {
+	hi, _ := bits.Mul64(m, uint64(len(t.rows)))
+	return int(hi)
+}
+
+func (x *Index) find(key uint64) (*row, *shard) {
+	m := mix(key)
+	s := &x.shards[m%shards]
+	t := s.table.Load()
+	if t == nil {
+		return nil, s
+	}
+	for i := t.place(m); ; {
+		r := &t.rows[i]
+		switch r.key.Load() {
+		case key:
+			return r, s
+		case 0:
+			return nil, s
+		}
+		if i++; i == len(t.rows) {
+			i = 0
+		}
 	}
 }
 
 // Add records that the endpoint in that slot was given the blocks of keys. It keeps at most capacity
-// blocks from now on, which may be another number each time.
+// blocks from now on, which may be another number each time, and forgets the least recently used first, a 64th of the
+// capacity at a time. What the engine confirms does not count: only the engine takes it back.
 func (x *Index) Add(keys []uint64, slot uint32, capacity int) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	for int(slot) >= len(x.shelves) {
-		x.shelves = append(x.shelves, shelf{oldest: none, newest: none})
-	}
+	x.Expect(keys, slot, capacity, Forever)
+}
+
+// Expect is Add until a deadline, in generations of the clock that [Index.Advance] tells, at most 4,095 ahead. What is
+// expected again lives until the newest deadline.
+func (x *Index) Expect(keys []uint64, slot uint32, capacity int, until int64) {
 	if len(keys) > capacity {
 		keys = keys[:max(0, capacity)]
 	}
-	// From the end to the start: the start of a prompt becomes the most recently used, so
-	// that what is forgotten first is a chain's tail and no chain loses its head.
-	for i := len(keys) - 1; i >= 0; i-- {
-		x.add(keys[i], slot)
-		for s := &x.shelves[slot]; s.size > capacity; {
-			x.drop(s.oldest)
-		}
-	}
-}
-
-func (x *Index) add(key uint64, slot uint32) {
-	r := x.find(key)
-	if r == none {
-		r = x.newRow(key)
-	}
-	for n := x.rows[r].holder; n != none; n = x.nodes[n].next {
-		if x.nodes[n].slot == slot {
-			x.unlink(n)
-			x.link(n)
+	size := int32(min(max(1, capacity/lotsInSlot), math.MaxInt32))
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if until != Forever {
+		if until = min(until, x.now.Load()+span-1); until <= x.now.Load() {
 			return
 		}
 	}
-	x.link(x.newNode(slot, r))
+	x.slot(slot)
+	// From the end to the start: the start of a prompt becomes the most recently used, so
+	// that what is forgotten first is a chain's tail and no chain loses its head.
+	for i := len(keys) - 1; i >= 0; i-- {
+		x.write(keys[i], change{do: expect, slot: slot, lot: x.open(slot, until, size)})
+		for h := &x.slots[slot]; h.held-int(x.lots[h.sure].count) > capacity && h.oldest != 0; {
+			x.end(h.oldest)
+		}
+		x.breathe(i)
+	}
+	x.tidyLot(slot)
 }
 
-// Clear forgets all that the endpoint in that slot holds.
+// Unexpect takes back what was expected of the endpoint in that slot until that deadline or an earlier one, and not
+// confirmed since. Another request of the same generation that expects the same blocks loses its promise, too.
+func (x *Index) Unexpect(keys []uint64, slot uint32, until int64) {
+	x.each(keys, slot, change{do: unexpect, slot: slot, until: until})
+}
+
+// Confirm records that the engine in that slot said that it holds the blocks of keys in that tier.
+func (x *Index) Confirm(keys []uint64, slot uint32, tier Tier) {
+	x.confirm(keys, slot, tier, nil)
+}
+
+// confirm calls again with each key that was confirmed in that tier before.
+func (x *Index) confirm(keys []uint64, slot uint32, tier Tier, again func(key uint64)) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for i, key := range keys {
+		before := x.write(key, change{do: confirm, slot: slot, lot: x.openSure(slot), tiers: 1 << tier})
+		if again != nil && before>>lotBits&(1<<tier) != 0 && before&lotMask == x.slots[slot].sure {
+			again(key)
+		}
+		x.breathe(i)
+	}
+	x.tidyLot(slot)
+}
+
+// Remove records that the engine in that slot said that the blocks of keys left that tier. A block that is in none is
+// forgotten, a promise as well.
+func (x *Index) Remove(keys []uint64, slot uint32, tier Tier) {
+	x.each(keys, slot, change{do: remove, slot: slot, tiers: 1 << tier})
+}
+
+func (x *Index) each(keys []uint64, slot uint32, c change) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if int(slot) >= len(x.slots) {
+		return
+	}
+	for i, key := range keys {
+		x.write(key, c)
+		x.breathe(i)
+	}
+}
+
+// breathe lets other writers in now and then.
+func (x *Index) breathe(i int) {
+	if i%breath == breath-1 {
+		x.mu.Unlock()
+		x.mu.Lock()
+	}
+}
+
+// Doubt makes all that is confirmed of the endpoint in that slot provisional until a deadline, because events were
+// missed. It does not look at the blocks.
+func (x *Index) Doubt(slot uint32, until int64) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if int(slot) >= len(x.slots) || x.slots[slot].sure == 0 {
+		return
+	}
+	h := &x.slots[slot]
+	n := h.sure
+	h.sure = 0
+	l := &x.lots[n]
+	l.sure, l.doubted = false, true
+	x.epoch++
+	x.words.at(n).Store(uint64(slot) + 1)
+	x.line(n, until)
+	if until <= x.now.Load() {
+		x.end(n)
+	}
+}
+
+// Clear forgets all that the endpoint in that slot holds. It does not look at the blocks.
 func (x *Index) Clear(slot uint32) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if int(slot) >= len(x.shelves) {
+	if int(slot) >= len(x.slots) {
 		return
 	}
-	for s := &x.shelves[slot]; s.oldest != none; {
-		x.drop(s.oldest)
+	h := &x.slots[slot]
+	if h.sure != 0 {
+		x.end(h.sure)
+	}
+	for h.oldest != 0 {
+		x.end(h.oldest)
 	}
 }
 
-// Len counts the distinct blocks, Held the blocks of one slot.
+// Advance tells the time, in generations that the caller defines; what was expected until then or earlier is
+// forgotten. Time does not go back. When the generation is not new it takes no lock and costs next to nothing.
+func (x *Index) Advance(now int64) {
+	if now <= x.now.Load() {
+		return
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	before := x.now.Load()
+	if now <= before {
+		return
+	}
+	x.now.Store(now)
+	if x.wheel == nil {
+		return
+	}
+	for t := max(before+1, now-span+1); t <= now; t++ {
+		due := x.wheel[t%span]
+		for _, c := range due {
+			if x.lots[c.lot].serial == c.serial {
+				x.end(c.lot)
+			}
+		}
+		x.bytes -= int64(cap(due)) * 8
+		x.wheel[t%span] = nil
+	}
+}
+
+// Len counts the distinct blocks. It may have to look at all.
 func (x *Index) Len() int {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	return x.used
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.len()
+}
+
+func (x *Index) len() int {
+	if x.dying.len() > 0 {
+		for i := range x.shards {
+			x.rebuild(&x.shards[i], 0)
+		}
+		x.hand, x.handRow, x.turnLots = 0, 0, 0
+		for x.dying.len() > 0 {
+			x.free.push(x.dying.pop())
+		}
+	}
+	return int(x.used.Load())
 }
 
 // Held counts the blocks that the endpoint in that slot holds.
 func (x *Index) Held(slot uint32) int {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	if int(slot) >= len(x.shelves) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if int(slot) >= len(x.slots) {
 		return 0
 	}
-	return x.shelves[slot].size
+	return x.slots[slot].held
 }
 
 // Bytes is the memory that the index holds.
 func (x *Index) Bytes() int64 {
-	x.mu.RLock()
-	defer x.mu.RUnlock()
-	return int64(cap(x.buckets))*4 + int64(cap(x.rows))*16 + int64(cap(x.nodes))*20
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.bytes
 }
 
-func (x *Index) bucket(key uint64) *uint32 { return &x.buckets[key&uint64(len(x.buckets)-1)] }
-
-func (x *Index) find(key uint64) uint32 {
-	r := *x.bucket(key)
-	for r != none && x.rows[r].key != key {
-		r = x.rows[r].next
-	}
-	return r
-}
-
-func (x *Index) newRow(key uint64) uint32 {
-	if x.used >= len(x.buckets) {
-		x.grow(2 * len(x.buckets))
-	}
-	r := x.freeRow
-	if r != none {
-		x.freeRow = x.rows[r].next
-	} else {
-		r = uint32(len(x.rows))
-		x.rows = append(x.rows, row{})
-	}
-	b := x.bucket(key)
-	x.rows[r] = row{key: key, next: *b, holder: none}
-	*b = r
-	x.used++
-	return r
-}
-
-func (x *Index) newNode(slot, r uint32) uint32 {
-	n := x.freeNode
-	if n != none {
-		x.freeNode = x.nodes[n].next
-	} else {
-		n = uint32(len(x.nodes))
-		x.nodes = append(x.nodes, node{})
-	}
-	x.nodes[n] = node{slot: slot, row: r, next: x.rows[r].holder}
-	x.rows[r].holder = n
-	return n
-}
-
-// drop forgets one node, and its row with the last holder.
-func (x *Index) drop(n uint32) {
-	x.unlink(n)
-	r := x.nodes[n].row
-	for p := &x.rows[r].holder; ; p = &x.nodes[*p].next {
-		if *p == n {
-			*p = x.nodes[n].next
-			break
-		}
-	}
-	x.nodes[n].next, x.freeNode = x.freeNode, n
-	if x.rows[r].holder != none {
-		return
-	}
-	for p := x.bucket(x.rows[r].key); ; p = &x.rows[*p].next {
-		if *p == r {
-			*p = x.rows[r].next
-			break
-		}
-	}
-	x.rows[r].next, x.freeRow = x.freeRow, r
-	x.used--
-}
-
-// link puts a node at the most recently used end of its endpoint's shelf.
-func (x *Index) link(n uint32) {
-	s := &x.shelves[x.nodes[n].slot]
-	x.nodes[n].older, x.nodes[n].newer = s.newest, none
-	if s.newest != none {
-		x.nodes[s.newest].newer = n
-	} else {
-		s.oldest = n
-	}
-	s.newest = n
-	s.size++
-}
-
-func (x *Index) unlink(n uint32) {
-	s, v := &x.shelves[x.nodes[n].slot], &x.nodes[n]
-	if v.older != none {
-		x.nodes[v.older].newer = v.newer
-	} else {
-		s.oldest = v.newer
-	}
-	if v.newer != none {
-		x.nodes[v.newer].older = v.older
-	} else {
-		s.newest = v.older
-	}
-	s.size--
-}
-
-// grow rebuilds the buckets with n, a power of two.
-func (x *Index) grow(n int) {
-	old := x.buckets
-	x.buckets = make([]uint32, n)
-	for i := range x.buckets {
-		x.buckets[i] = none
-	}
-	for _, r := range old {
-		for r != none {
-			next := x.rows[r].next
-			b := x.bucket(x.rows[r].key)
-			x.rows[r].next, *b = *b, r
-			r = next
-		}
-	}
+// Stats tells figures. Blocks that ended with their lots may still be among them.
+func (x *Index) Stats() Stats {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	s := x.stats
+	s.Blocks, s.Bytes, s.Budget = int(x.used.Load()), x.bytes, x.budget
+	return s
 }
