@@ -58,6 +58,7 @@ type Index struct {
 
 	mu       sync.Mutex // for all that follows and all writes
 	budget   int64
+	room     int64 // of budget, for tables and sets
 	bytes    int64
 	lots     []lot
 	free     queue // lots to use again
@@ -161,10 +162,11 @@ const sureBit = 1 << 32
 // NewIndex returns an empty index that may grow without bound.
 func NewIndex() *Index { return NewBoundedIndex(math.MaxInt64) }
 
-// NewBoundedIndex returns an empty index that holds at most that many bytes. While a table is made anew, a 64th of it
-// is there twice.
+// NewBoundedIndex returns an empty index that holds at most that many bytes, a 16th of which is kept for the books of
+// slots and deadlines. At the bound a CLOCK evicts what was not written for longest. While a table is made anew, a
+// 64th of all is there twice.
 func NewBoundedIndex(bytes int64) *Index {
-	x := &Index{budget: bytes, lots: make([]lot, 1), memo: memo{epoch: 1}}
+	x := &Index{budget: bytes, room: bytes - bytes/16, lots: make([]lot, 1), memo: memo{epoch: 1}}
 	x.words.grow(1)
 	x.bytes = int64(cap(x.lots)) * lotBytes
 	return x

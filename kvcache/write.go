@@ -199,11 +199,11 @@ func (x *Index) encode(list []uint32) (uint64, bool) {
 		}
 	}
 	size := setBytes + 4*int64(len(list))
-	if x.bytes+size > x.budget {
+	if x.bytes+size > x.room {
 		own := slices.Clone(list)
 		x.evict(64)
 		list = own
-		if x.bytes+size > x.budget {
+		if x.bytes+size > x.room {
 			return 0, false
 		}
 	}
@@ -327,7 +327,7 @@ func (x *Index) rebuild(s *shard, more int) bool {
 		return true
 	}
 	want := max(minRows, (s.live+more)*5/3+1)
-	if most := int(min((x.budget-x.bytes)/rowBytes, 1<<40)) + size; want > size && want > most {
+	if most := int(min((x.room-x.bytes)/rowBytes, 1<<40)) + size; want > size && want > most {
 		want = max(0, most)
 		if want < minRows {
 			return false
@@ -432,7 +432,7 @@ func (x *Index) tidy(r *row, s *shard) {
 		}
 	})
 	now := uint64(0)
-	if len(list) > 2 && x.bytes+setBytes+4*int64(len(list)) > x.budget {
+	if len(list) > 2 && x.bytes+setBytes+4*int64(len(list)) > x.room {
 		for _, e := range list { // no room for the smaller set
 			x.account(e, 0)
 		}

@@ -1,0 +1,426 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kvcache
+
+import (
+	"flag"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+)
+
+// steps is how far the random tests go; millions are run by hand.
+var steps = flag.Int("steps", 30_000, "random steps to take")
+
+// truth is a slow, obvious index of evidence.
+type truth struct {
+	now   int64
+	slots map[uint32]map[uint64]*fact
+}
+
+type fact struct {
+	tiers uint32 // confirmed, or doubted
+	sure  bool
+	until int64 // of what is not sure
+}
+
+func (r *truth) of(slot uint32) map[uint64]*fact {
+	if r.slots[slot] == nil {
+		r.slots[slot] = map[uint64]*fact{}
+	}
+	return r.slots[slot]
+}
+
+func (r *truth) expect(keys []uint64, slot uint32, until int64) {
+	if until <= r.now {
+		return
+	}
+	for _, k := range keys {
+		if f := r.of(slot)[k]; f == nil || !f.sure {
+			r.of(slot)[k] = &fact{until: until}
+		}
+	}
+}
+
+func (r *truth) unexpect(keys []uint64, slot uint32, until int64) {
+	for _, k := range keys {
+		if f := r.of(slot)[k]; f != nil && !f.sure && f.tiers == 0 && f.until <= until {
+			delete(r.of(slot), k)
+		}
+	}
+}
+
+func (r *truth) confirm(keys []uint64, slot uint32, tier Tier) {
+	for _, k := range keys {
+		f := r.of(slot)[k]
+		if f == nil || !f.sure {
+			f = &fact{sure: true}
+			r.of(slot)[k] = f
+		}
+		f.tiers |= 1 << tier
+	}
+}
+
+func (r *truth) remove(keys []uint64, slot uint32, tier Tier) {
+	for _, k := range keys {
+		if f := r.of(slot)[k]; f != nil {
+			if f.tiers &^= 1 << tier; f.tiers == 0 {
+				delete(r.of(slot), k)
+			}
+		}
+	}
+}
+
+func (r *truth) doubt(slot uint32, until int64) {
+	for k, f := range r.of(slot) {
+		if f.sure {
+			f.sure, f.until = false, until
+			if until <= r.now {
+				delete(r.of(slot), k)
+			}
+		}
+	}
+}
+
+func (r *truth) advance(now int64) {
+	r.now = now
+	for _, m := range r.slots {
+		for k, f := range m {
+			if !f.sure && f.until <= now {
+				delete(m, k)
+			}
+		}
+	}
+}
+
+func (r *truth) look(keys []uint64, slot uint32) (e Evidence) {
+	for _, k := range keys {
+		f := r.of(slot)[k]
+		switch {
+		case f == nil:
+			return e
+		case !f.sure:
+			e.Provisional++
+		case f.tiers&1 != 0:
+			e.Tiers[GPU]++
+		case f.tiers&2 != 0:
+			e.Tiers[CPU]++
+		default:
+			e.Tiers[Disk]++
+		}
+	}
+	return e
+}
+
+func (r *truth) blocks() int {
+	all := map[uint64]bool{}
+	for _, m := range r.slots {
+		for k := range m {
+			all[k] = true
+		}
+	}
+	return len(all)
+}
+
+// check compares all that an index says with what it counts of itself: holders of lots, rows of shards, uses of sets.
+func (x *Index) check() error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	lots, refs := map[uint32]int32{}, map[uint32]int32{}
+	used := int64(0)
+	for i := range x.shards {
+		s := &x.shards[i]
+		t := s.table.Load()
+		if t == nil {
+			continue
+		}
+		filled, live := 0, 0
+		for j := range t.rows {
+			if t.rows[j].key.Load() != 0 {
+				filled++
+			}
+			w := t.rows[j].word.Load() &^ recent
+			if w == 0 {
+				continue
+			}
+			live++
+			if w&isSet != 0 {
+				refs[uint32(w&halfMask)]++
+			}
+			x.visit(w, func(e uint32) {
+				if x.words.at(e&lotMask).Load() != 0 {
+					lots[e&lotMask]++
+				}
+			})
+		}
+		if filled != s.filled || live != s.live {
+			return fmt.Errorf("shard %d: counts %d rows and %d live, has %d and %d", i, s.filled, s.live, filled, live)
+		}
+		used += int64(live)
+	}
+	if used != x.used.Load() {
+		return fmt.Errorf("counts %d blocks, has %d", x.used.Load(), used)
+	}
+	if len(refs) != x.stats.Sets {
+		return fmt.Errorf("counts %d sets, has %d", x.stats.Sets, len(refs))
+	}
+	for id, n := range refs {
+		if s := x.sets.at(id).Load(); s == nil || s.refs != n {
+			return fmt.Errorf("set %d: has %d uses", id, n)
+		}
+	}
+	held := map[uint32]int{}
+	for n := range x.lots {
+		if x.lots[n].count != lots[uint32(n)] {
+			return fmt.Errorf("lot %d: counts %d blocks, has %d", n, x.lots[n].count, lots[uint32(n)])
+		}
+		held[x.lots[n].slot] += int(lots[uint32(n)])
+	}
+	for slot := range x.slots {
+		if x.slots[slot].held != held[uint32(slot)] {
+			return fmt.Errorf("slot %d: counts %d blocks, has %d", slot, x.slots[slot].held, held[uint32(slot)])
+		}
+	}
+	return nil
+}
+
+// pair drives an index and the truth with the same random steps.
+type pair struct {
+	x       *Index
+	r       *truth
+	scratch Scratch
+	slots   []uint32
+	found   []Evidence
+}
+
+func newPair(x *Index, slots int) *pair {
+	p := &pair{x: x, r: &truth{slots: map[uint32]map[uint64]*fact{}}}
+	for i := range slots {
+		p.slots = append(p.slots, uint32(i))
+	}
+	p.found = make([]Evidence, slots)
+	return p
+}
+
+// step does one thing, told by three numbers, and returns the keys it was about and what it was.
+func (p *pair) step(do, which, more uint32) ([]uint64, string) {
+	slot := which % uint32(len(p.slots))
+	keys := make([]uint64, 1+more%9)
+	for i := range keys {
+		more = more*1664525 + 1013904223
+		keys[i] = uint64(more>>24)%3 + 10*uint64(i)
+	}
+	tier := Tier(which / 64 % tiers)
+	until := p.r.now + int64(which/8%7)
+	switch do % 32 {
+	default:
+		p.x.Expect(keys, slot, math.MaxInt, until)
+		p.r.expect(keys, slot, until)
+		return keys, fmt.Sprint("expect ", keys, slot, until)
+	case 8, 9, 10, 11, 12, 13, 14, 15:
+		p.x.Confirm(keys, slot, tier)
+		p.r.confirm(keys, slot, tier)
+		return keys, fmt.Sprint("confirm ", keys, slot, tier)
+	case 16, 17, 18, 19, 20:
+		p.x.Remove(keys, slot, tier)
+		p.r.remove(keys, slot, tier)
+		return keys, fmt.Sprint("remove ", keys, slot, tier)
+	case 21, 22:
+		p.x.Unexpect(keys, slot, until)
+		p.r.unexpect(keys, slot, until)
+		return keys, fmt.Sprint("unexpect ", keys, slot, until)
+	case 23, 24, 25:
+		p.r.advance(p.r.now + int64(which%3))
+		p.x.Advance(p.r.now)
+		return keys, fmt.Sprint("advance ", p.r.now)
+	case 26:
+		p.x.Doubt(slot, until)
+		p.r.doubt(slot, until)
+		return keys, fmt.Sprint("doubt ", slot, until)
+	case 27:
+		p.x.Clear(slot)
+		clear(p.r.of(slot))
+		return keys, fmt.Sprint("clear ", slot)
+	}
+}
+
+func (p *pair) compare(keys []uint64) error {
+	p.x.Look(keys, []int32{0}, p.slots, p.found, &p.scratch)
+	for i, s := range p.slots {
+		if want := p.r.look(keys, s); p.found[i] != want {
+			return fmt.Errorf("slot %d of %v: got %+v, want %+v", s, keys, p.found[i], want)
+		}
+		if got, want := p.x.Held(s), len(p.r.of(s)); got != want {
+			return fmt.Errorf("slot %d: holds %d blocks, want %d", s, got, want)
+		}
+	}
+	return nil
+}
+
+func TestEvidenceAgainstReference(t *testing.T) {
+	for _, slots := range []int{2, 7} {
+		rng := rand.New(rand.NewPCG(3, uint64(slots)))
+		p := newPair(NewIndex(), slots)
+		for i := range *steps {
+			keys, did := p.step(rng.Uint32(), rng.Uint32(), rng.Uint32())
+			if err := p.compare(keys); err != nil {
+				t.Fatalf("step %d, %s: %v", i, did, err)
+			}
+			if i%5000 == 0 {
+				if err := p.x.check(); err != nil {
+					t.Fatalf("step %d, %s: %v", i, did, err)
+				}
+				if got, want := p.x.Len(), p.r.blocks(); got != want {
+					t.Fatalf("step %d: %d blocks, want %d", i, got, want)
+				}
+				if err := p.x.check(); err != nil {
+					t.Fatalf("step %d, after counting: %v", i, err)
+				}
+			}
+		}
+	}
+}
+
+func FuzzEvidence(f *testing.F) {
+	f.Add([]byte{8, 1, 2, 26, 1, 2, 23, 5, 1, 16, 1, 2})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		p := newPair(NewIndex(), 3)
+		for c := range slices.Chunk(data, 3) {
+			if len(c) < 3 {
+				break
+			}
+			keys, did := p.step(uint32(c[0]), uint32(c[1]), uint32(c[2]))
+			if err := p.compare(keys); err != nil {
+				t.Fatalf("%s: %v", did, err)
+			}
+		}
+		if err := p.x.check(); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+// At its budget an index evicts and never says what is not so.
+func TestBudget(t *testing.T) {
+	const budget = 1 << 18
+	x := NewBoundedIndex(budget)
+	p := newPair(x, 5)
+	rng := rand.New(rand.NewPCG(5, 6))
+	for i := range 8_000 {
+		keys := make([]uint64, 8)
+		base := rng.Uint64() % 5_000 * 8
+		for j := range keys {
+			keys[j] = base + uint64(j)
+		}
+		slot := uint32(rng.IntN(5))
+		x.Confirm(keys, slot, GPU)
+		p.r.confirm(keys, slot, GPU)
+		if x.Bytes() > budget {
+			t.Fatalf("step %d: %d bytes, want at most %d", i, x.Bytes(), budget)
+		}
+		if i%100 == 0 {
+			x.Look(keys, []int32{0}, p.slots, p.found, &p.scratch)
+			for _, s := range p.slots {
+				if want := p.r.look(keys, s); p.found[s].Blocks() > want.Blocks() {
+					t.Fatalf("step %d slot %d: got %+v, want at most %+v", i, s, p.found[s], want)
+				}
+			}
+		}
+	}
+	if err := x.check(); err != nil {
+		t.Fatal(err)
+	}
+	if s := x.Stats(); s.Evicted == 0 || s.Blocks < 5_000 {
+		t.Errorf("got %+v, want evictions and most of the budget in use", s)
+	}
+}
+
+// The numbers of the design: bytes of a block that one endpoint holds, and of each further holder.
+func TestBytesPerBlock(t *testing.T) {
+	const blocks, chain = 1 << 20, 64
+	x := NewIndex()
+	keys := make([]uint64, blocks)
+	for i := range keys {
+		keys[i] = rand.Uint64()
+	}
+	x.Confirm(keys, 0, GPU)
+	one := float64(x.Bytes()) / blocks
+	for s := range uint32(7) { // seven more endpoints hold a random half of the chains each
+		for c := range slices.Chunk(keys, chain) {
+			if rand.IntN(2) == 0 {
+				x.Confirm(c, s+1, GPU)
+			}
+		}
+	}
+	holders := 0
+	for s := range uint32(8) {
+		holders += x.Held(s)
+	}
+	further := (float64(x.Bytes()) - one*blocks) / float64(holders-blocks)
+	t.Logf("%.1f bytes a block with one holder, %.2f for each of %.1f further ones", one, further, float64(holders)/blocks-1)
+	if one > 48 || further > 8 {
+		t.Errorf("got %.1f and %.2f, want at most 48 and 8", one, further)
+	}
+	y := NewIndex()
+	rng := rand.New(rand.NewPCG(1, 1))
+	n := 0
+	for _, k := range keys[:1<<13] { // the worst: each block has a set of its own
+		for s := range uint32(64) {
+			if rng.IntN(2) == 0 {
+				y.Confirm([]uint64{k}, s, GPU)
+				n++
+			}
+		}
+	}
+	worst := float64(y.Bytes()) / (1 << 13)
+	t.Logf("%.0f bytes a block with %.0f holders at random, %.1f for each", worst, float64(n)/(1<<13), worst/(float64(n)/(1<<13)))
+}
+
+// Lookups beside a storm of writes see, of a chain that two endpoints always hold, never less.
+func TestLookupsBesideWrites(t *testing.T) {
+	x := NewIndex()
+	chain := make([]uint64, 200)
+	for i := range chain {
+		chain[i] = rand.Uint64()
+	}
+	x.Confirm(chain, 0, GPU)
+	x.Add(chain, 1, 1000)
+	var stop atomic.Bool
+	var wg sync.WaitGroup
+	for w := range 2 {
+		wg.Go(func() {
+			rng := rand.New(rand.NewPCG(uint64(w), 1))
+			for i := range 500 {
+				slot := uint32(2 + 3*w + rng.IntN(3))
+				other := make([]uint64, 100)
+				for j := range other {
+					other[j] = rng.Uint64()
+				}
+				x.Confirm(chain[:rng.IntN(200)], slot, GPU)
+				x.Expect(other, slot, 2000, int64(i+3))
+				x.Advance(int64(i))
+				x.Remove(chain[rng.IntN(200):], slot, GPU)
+				if rng.IntN(5) == 0 {
+					x.Clear(slot)
+				}
+			}
+			stop.Store(true)
+		})
+	}
+	slots, found, scratch := []uint32{0, 1, 2, 3, 4, 5, 6, 7}, make([]Evidence, 8), &Scratch{}
+	for !stop.Load() {
+		x.Look(chain, []int32{0}, slots, found, scratch)
+		if found[0].Tiers[GPU] != 200 || found[1].Provisional != 200 {
+			t.Errorf("got %+v and %+v, want all 200", found[0], found[1])
+			break
+		}
+	}
+	wg.Wait()
+	if err := x.check(); err != nil {
+		t.Fatal(err)
+	}
+}
