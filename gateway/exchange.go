@@ -136,7 +136,9 @@ func (x *Exchange) End(end observe.End) {
 	x.restored()
 	x.ticket.Prompt(int64(x.out.PromptTokens))
 	x.ticket.End(x.work())
-	scanners.Put(x.scan)
+	if x.scan != nil {
+		scanners.Put(x.scan)
+	}
 	x.scan, x.facts = nil, nil
 	x.release()
 	x.out.End = end

@@ -46,7 +46,7 @@ func (x *Exchange) enter(ctx context.Context, pool fleet.ID, c *sched.Cycle, ver
 	waited := false
 	a.Waits = func() {
 		waited = true
-		x.dropCycle()
+		x.slim()
 	}
 	ticket, reason := x.lane.Gate.Enter(ctx, a)
 	x.ticket = ticket
@@ -56,6 +56,19 @@ func (x *Exchange) enter(ctx context.Context, pool fleet.ID, c *sched.Cycle, ver
 		x.out.Queue += time.Since(now)
 	}
 	return reason
+}
+
+// slim lets go of what a request that waits does without.
+func (x *Exchange) slim() {
+	x.dropCycle()
+	x.body.Trim()
+	if x.scan != nil {
+		facts := *x.facts
+		facts.Prompt = slices.Clone(facts.Prompt)
+		x.facts = &facts
+		scanners.Put(x.scan)
+		x.scan = nil
+	}
 }
 
 // class tells the request's candidates apart from others', and how to find them again: by the model, the

@@ -209,39 +209,23 @@ func (b *Body) ReadFrom(r io.Reader) (int64, error) {
 	}
 }
 
-// Trim gives back what the last chunk does not use, down to less than 4 KiB, at the price of
-// copying its content. Call it when the body is whole and has to wait, before the first Reader.
+// Trim gives back what the last chunk does not use, if that is worth a copy of what it does. Call it when the
+// body is whole and has to wait, before the first Reader.
 func (b *Body) Trim() {
 	if b.s == nil || len(b.s.chunks) == 0 {
 		return
 	}
-	n := len(b.s.chunks) - 1
-	last := b.s.chunks[n]
-	if last.attached || cap(last.p)-len(last.p) < small {
-		return
+	last := &b.s.chunks[len(b.s.chunks)-1]
+	if last.attached || cap(last.p)-len(last.p) < worthTrimming || !b.mem.take(len(last.p)) {
+		return // at the bound there is no room for both: it stays as it was
 	}
-	b.s.chunks = b.s.chunks[:n]
-	for p := last.p; len(p) > 0; {
-		c, err := b.mem.get(small)
-		if err != nil { // no room for both: stay as we were
-			b.drop(b.s.chunks[n:])
-			b.s.chunks = append(b.s.chunks[:n], last)
-			return
-		}
-		k := min(len(p), small)
-		c.p = append(c.p, p[:k]...)
-		p = p[k:]
-		b.s.chunks = append(b.s.chunks, c)
-	}
-	b.mem.put(last)
+	whole := *last
+	*last = chunk{p: append(make([]byte, 0, len(whole.p)), whole.p...), attached: true}
+	b.mem.put(whole)
 }
 
-func (b *Body) drop(chunks []chunk) {
-	for _, c := range chunks {
-		b.mem.put(c)
-	}
-	clear(chunks)
-}
+// worthTrimming is how much unused memory is worth a copy, in bytes.
+const worthTrimming = 512
 
 // Splice replaces span by with, which is copied. Spans always speak of the body as it was
 // written, whatever edits came before. An edit of the same span again replaces the first; any
