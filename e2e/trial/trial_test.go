@@ -302,7 +302,7 @@ func TestReport(t *testing.T) {
 	t.Run("triple", func(t *testing.T) {
 		sources := shares()[:4]
 		for i := range sources[1:] {
-			sources[1+i].Rate = 0.22 * capacity
+			sources[1+i].Rate = 0.2 * capacity
 		}
 		sources[3].Later = 3 * sources[3].Rate
 		r := load(t, "triple", "proxy", whole, sources, *length)
@@ -342,8 +342,8 @@ const (
 Made by ` + "`make flow-report`" + ` from a run on one machine, of which the counts matter and the times are only as good as the machine was idle.
 
 %d simulated engines run %d sequences each; an answer has %d tokens, and a step takes at least %d ms: at the very most %.1f requests a second. They are offered twice that, whatever
-becomes of it: the premium tenant a fifth of the capacity, three standard tenants 0.3, 0.3 and 0.9 of it, best effort 0.3. Each load lasts %v. The gateway has
-[the configuration of the guide](flow-control.md#a-configuration-explained), with 5 requests to an endpoint. Callers don't try again.
+becomes of it: the premium tenant a fifth of the capacity, three standard tenants 0.3, 0.3 and 0.9 of it, best effort 0.3. Each load lasts %v
+(` + "`FLOWTIME`" + `; 2m unless told otherwise). The gateway has [the configuration of the guide](flow-control.md#a-configuration-explained), with 5 requests to an endpoint. Callers don't try again.
 
 "Under load" leaves out the first sixth, when nobody had to wait yet, and what was served from the queue after the load had ended. Queue and TTFT are of those that were
 served; TTFT is the caller's.
@@ -351,13 +351,14 @@ served; TTFT is the caller's.
 `
 	triple = `## A tenant asks for three times as much
 
-Half-way, one of three standard tenants asks for three times as much. It gets what is left over, and the others get what they got before.
+Premium and three standard tenants each ask for a fifth of the capacity. Half-way, one of the latter asks for three times as much, 1.2 of the capacity in all: it waits,
+and gets what is left over; the others get what they got before.
 
 `
 	compare = `## Three ways to be fair
 
 One band, three tenants that each want more than a third of the engines: even and long ask equally often, often twice as often; long's prompts are eight times
-as long. Served under load, in requests and in tokens of prompts and answers, with Jain's index of each (1 when all tenants have the same).
+as long. Each load lasts a third of the time above. Served under load, in requests and in tokens of prompts and answers, with Jain's index of each (1 when all tenants have the same).
 
 | fairness policy | even | tokens | often | tokens | long | tokens | Jain, requests | Jain, tokens |
 |---|--:|--:|--:|--:|--:|--:|--:|--:|
