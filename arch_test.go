@@ -27,6 +27,7 @@ var rooms = map[string][]string{
 	"fleet":           {},
 	"source/dns":      {"fleet"}, // stands before the store: names become addresses
 	"source/file":     {"fleet"},
+	"source/kvevents": {"fleet"},
 	"source/scrape":   {"fleet", "plugin"}, // sources and extractors are plugins of a configuration
 	"kvcache":         {},
 	"request":         {},
@@ -58,6 +59,7 @@ var owners = map[string][]string{
 	"github.com/klauspost/compress": {"request"},
 	"github.com/andybalholm/brotli": {"request"},
 	"github.com/fsnotify/fsnotify":  {"source/file"},
+	"github.com/tinylib/msgp":       {"source/kvevents"},
 	"github.com/cespare/xxhash":     {"kvcache", "request", "sim/engine", "sim/vllm"},
 	"github.com/google/uuid":        {"gateway"},
 	"github.com/spf13/pflag":        {"", "sim/vllm"},

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kvevents
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+)
+
+const (
+	maxConns   = 4096 // engines that may be connected to a central socket
+	maxSources = 8192 // topics and ranks that it remembers
+)
+
+// Listen takes the connections of engines that dial us, on tcp://HOST:PORT with * for all hosts, until ctx ends. It leaves no
+// goroutine behind. A source is a topic and the rank that its batches tell.
+func Listen(ctx context.Context, endpoint string, opt Options, sink Sink) error {
+	address, ok := strings.CutPrefix(endpoint, "tcp://")
+	if !ok {
+		return fmt.Errorf("%s: not tcp://HOST:PORT", endpoint)
+	}
+	address = strings.Replace(address, "*:", ":", 1)
+	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
+	if err != nil {
+		return err
+	}
+	return Serve(ctx, l, opt, sink)
+}
+
+// Serve is [Listen] on a listener, which it closes.
+func Serve(ctx context.Context, l net.Listener, opt Options, sink Sink) error {
+	opt.defaults()
+	c := &central{opt: &opt, sink: sink, sources: map[named]*Source{}}
+	stop := context.AfterFunc(ctx, func() { l.Close() })
+	defer stop()
+	defer l.Close()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	room := make(chan struct{}, maxConns)
+	for {
+		conn, err := l.Accept()
+		switch {
+		case ctx.Err() != nil:
+			if err == nil {
+				conn.Close()
+			}
+			return nil
+		case err != nil:
+			return err
+		}
+		select {
+		case room <- struct{}{}:
+			wg.Go(func() {
+				defer func() { <-room }()
+				c.serve(ctx, conn)
+			})
+		default:
+			sink.Dropped(nobody, TooMany)
+			conn.Close()
+		}
+	}
+}
+
+type named struct {
+	topic string
+	rank  int
+}
+
+type central struct {
+	opt  *Options
+	sink Sink
+
+	mu      sync.Mutex
+	sources map[named]*Source
+}
+
+func (c *central) serve(ctx context.Context, conn net.Conn) {
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	defer stop()
+	defer conn.Close()
+	w, err := shake(conn, "SUB", c.opt.Buffer)
+	if err != nil {
+		return
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	r := &reader{ctx: ctx, opt: c.opt, sink: c.sink, queue: newQueue(c.opt.Buffer), source: c.source}
+	var telling sync.WaitGroup
+	telling.Go(r.tell)
+	_ = r.hold(w, func() {})
+	r.queue.drained(ctx)
+	cancel()
+	telling.Wait()
+	for _, s := range r.heard {
+		s.mu.Lock()
+		if s.last == r {
+			s.connected.Store(false)
+		}
+		s.mu.Unlock()
+	}
+}
+
+func (c *central) source(topic []byte, rank int) *Source {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if s := c.sources[named{string(topic), rank}]; s != nil {
+		return s
+	}
+	if len(c.sources) >= maxSources || len(topic) > maxText {
+		return nil
+	}
+	pod, _ := SplitTopic(string(topic))
+	s := &Source{Name: pod, Rank: rank}
+	c.sources[named{string(topic), rank}] = s
+	return s
+}
