@@ -71,7 +71,6 @@ type Index struct {
 	gen      uint32
 	hand     int // the shard and the row to be tidied next
 	handRow  int
-	turn     int // how often the hand has gone round
 	turnLots int // of dying, those that had ended when this turn began
 	epoch    uint64
 	memo     memo
