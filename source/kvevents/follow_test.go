@@ -380,4 +380,3 @@ func TestRanks(t *testing.T) {
 		t.Errorf("got %v, want %s", got, want)
 	}
 }
-
