@@ -459,7 +459,7 @@ func (x *Index) confirm(keys []uint64, slot uint32, tier Tier, again func(key ui
 	defer x.mu.Unlock()
 	for i, key := range keys {
 		before := x.write(key, change{do: confirm, slot: slot, lot: x.openSure(slot), tiers: 1 << tier})
-		if again != nil && before>>lotBits&(1<<tier) != 0 && before&lotMask == x.slots[slot].sure {
+		if again != nil && before>>lotBits&(1<<tier) != 0 {
 			again(key)
 		}
 		x.breathe(i)

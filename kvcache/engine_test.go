@@ -1,0 +1,535 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kvcache
+
+import (
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/cockroachdb/datadriven"
+)
+
+// Each line of a scenario's input is one event; the answer is the state after it: what each endpoint holds of the
+// query, as blocks in gpu, cpu, disk or provisional.
+//
+//	engines a b block=16 cell=16
+//	play query=1..48 [model= salt= image=]
+//	store a 101,102 [parent=100] tokens=1..32 [size=16 adapter= tier=cpu group=1 kind= rank=1 extras=x/-]
+//	remove a 101 [tier= group= rank=] · clear a · restart a · gap a missed=3 until=9 · close a
+//	expect a tokens=1..48 until=5 · unexpect a tokens=1..48 until=5 · now 4 · counts a
+func TestEngineScenarios(t *testing.T) {
+	datadriven.Walk(t, "testdata/engine", func(t *testing.T, path string) {
+		var w *world
+		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
+			switch d.Cmd {
+			case "engines":
+				w = newWorld(t, d)
+				return ""
+			case "play":
+				var out strings.Builder
+				var q request
+				q.scan(t, d)
+				for line := range strings.Lines(d.Input) {
+					line = strings.TrimSpace(line)
+					fmt.Fprintf(&out, "%s: %s\n", line, w.play(t, line, &q))
+				}
+				return out.String()
+			}
+			t.Fatalf("unknown command %s", d.Cmd)
+			return ""
+		})
+	})
+}
+
+type request struct{ query, model, salt, image string }
+
+func (q *request) scan(t *testing.T, d *datadriven.TestData) {
+	q.model = "m"
+	d.MaybeScanArgs(t, "query", &q.query)
+	d.MaybeScanArgs(t, "model", &q.model)
+	d.MaybeScanArgs(t, "salt", &q.salt)
+	d.MaybeScanArgs(t, "image", &q.image) // in the second cell
+}
+
+type world struct {
+	x           *Index
+	names       []string
+	engines     map[string]*Engine
+	block, cell int
+}
+
+func newWorld(t *testing.T, d *datadriven.TestData) *world {
+	w := &world{x: NewIndex(), engines: map[string]*Engine{}, block: 16, cell: 16}
+	d.MaybeScanArgs(t, "block", &w.block)
+	d.MaybeScanArgs(t, "cell", &w.cell)
+	o := EngineOptions{Model: "m", BlockTokens: w.block, CellTokens: w.cell}
+	d.MaybeScanArgs(t, "waiting", &o.MaxWaiting)
+	d.MaybeScanArgs(t, "blocks", &o.MaxBlocks)
+	if err := o.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range d.CmdArgs {
+		if len(a.Vals) == 0 {
+			w.names = append(w.names, a.Key)
+			w.engines[a.Key] = NewEngine(w.x, o)
+			o.Slot++
+		}
+	}
+	return w
+}
+
+func (w *world) slot(name string) uint32 { return uint32(slices.Index(w.names, name)) }
+
+func span16(t *testing.T, s string) (ids []uint32) {
+	for part := range strings.SplitSeq(s, ",") {
+		if part == "" {
+			continue
+		}
+		a, b, ok := strings.Cut(part, "..")
+		if !ok {
+			b = a
+		}
+		from, err1 := strconv.Atoi(a)
+		to, err2 := strconv.Atoi(b)
+		if err1 != nil || err2 != nil {
+			t.Fatalf("%q: want numbers such as 1..48", s)
+		}
+		for i := from; i <= to; i++ {
+			ids = append(ids, uint32(i))
+		}
+	}
+	return ids
+}
+
+func (w *world) keys(t *testing.T, tokens string, q *request) *Hasher {
+	var h Hasher
+	ids := span16(t, tokens)
+	h.ResetTokens(q.model, q.salt, w.block, w.cell, 0)
+	h.Start()
+	h.WriteTokens(ids[:min(len(ids), w.cell)])
+	if q.image != "" {
+		h.Extra(q.image)
+	}
+	h.WriteTokens(ids[min(len(ids), w.cell):])
+	h.Finish()
+	return &h
+}
+
+func (w *world) play(t *testing.T, line string, q *request) string {
+	f := strings.Fields(line)
+	arg := map[string]string{}
+	for _, a := range f[1:] {
+		if k, v, ok := strings.Cut(a, "="); ok {
+			arg[k] = v
+		}
+	}
+	num := func(key string, otherwise int) int {
+		n, err := strconv.Atoi(arg[key])
+		if err != nil {
+			return otherwise
+		}
+		return n
+	}
+	e := w.engines[f[1]]
+	if e == nil && f[0] != "now" {
+		t.Fatalf("%s: no such engine", line)
+	}
+	var hashes []uint64
+	if f[0] == "store" || f[0] == "remove" {
+		for _, v := range span16(t, f[2]) {
+			hashes = append(hashes, uint64(v))
+		}
+	}
+	tier := Tier(max(0, slices.Index([]string{"gpu", "cpu", "disk"}, arg["tier"])))
+	switch f[0] {
+	case "store":
+		s := &Stored{
+			Hashes: hashes, Parent: uint64(num("parent", 0)), HasParent: arg["parent"] != "", Tokens: span16(t, arg["tokens"]),
+			BlockTokens: num("size", 16), Adapter: arg["adapter"], Tier: tier, Group: num("group", 0), Kind: arg["kind"], Rank: num("rank", 0),
+		}
+		if arg["extras"] != "" {
+			for x := range strings.SplitSeq(arg["extras"], "/") {
+				if x == "-" {
+					s.Extras = append(s.Extras, nil)
+				} else {
+					s.Extras = append(s.Extras, strings.Split(x, "+"))
+				}
+			}
+		}
+		e.Store(s)
+	case "remove":
+		e.Remove(hashes, tier, num("group", 0), num("rank", 0))
+	case "clear":
+		e.Clear(num("rank", 0))
+	case "restart":
+		e.Restart(num("rank", 0))
+	case "gap":
+		e.Gap(uint64(num("missed", 1)), int64(num("until", math.MaxInt64)))
+	case "close":
+		e.Close()
+	case "expect":
+		w.x.Expect(w.keys(t, arg["tokens"], q).Keys, w.slot(f[1]), math.MaxInt, int64(num("until", math.MaxInt64)))
+	case "unexpect":
+		w.x.Unexpect(w.keys(t, arg["tokens"], q).Keys, w.slot(f[1]), int64(num("until", math.MaxInt64)))
+	case "now":
+		n, _ := strconv.Atoi(f[1])
+		w.x.Advance(int64(n))
+	case "counts":
+		c := strings.Trim(fmt.Sprintf("%+v", e.Counts()), "{}")
+		var some []string
+		for v := range strings.FieldsSeq(c) {
+			if !strings.HasSuffix(v, ":0") {
+				some = append(some, v)
+			}
+		}
+		return strings.Join(some, " ")
+	default:
+		t.Fatalf("%s: unknown event", line)
+	}
+	if err := w.x.check(); err != nil {
+		t.Fatalf("%s: %v", line, err)
+	}
+	h := w.keys(t, q.query, q)
+	slots, found := make([]uint32, len(w.names)), make([]Evidence, len(w.names))
+	for i := range slots {
+		slots[i] = uint32(i)
+	}
+	w.x.Look(h.Keys, h.Starts, slots, found, &Scratch{})
+	var out []string
+	for i, n := range w.names {
+		v := &found[i]
+		s := n
+		for k, c := range []int32{v.Tiers[GPU], v.Tiers[CPU], v.Tiers[Disk], v.Provisional} {
+			if c > 0 {
+				s += fmt.Sprintf(" %d %s", c, []string{"gpu", "cpu", "disk", "provisional"}[k])
+			}
+		}
+		if v.Blocks() == 0 {
+			s += " 0"
+		}
+		out = append(out, s)
+	}
+	return strings.Join(out, ", ")
+}
+
+// With blocks as large as cells, token keys are those of the text whose bytes the ids are.
+func TestTokenKeys(t *testing.T) {
+	ids := make([]uint32, 100)
+	var text []byte
+	for i := range ids {
+		ids[i] = uint32(i * 7919)
+		text = append(text, byte(ids[i]), byte(ids[i]>>8), byte(ids[i]>>16), byte(ids[i]>>24))
+	}
+	var a, b, c Hasher
+	a.Reset("m", "", 16, 0)
+	a.Start()
+	a.Write(text)
+	a.Finish()
+	b.ResetTokens("m", "", 16, 16, 0)
+	b.Start()
+	b.WriteTokens(ids)
+	b.Finish()
+	if len(b.Keys) != 6 || !slices.Equal(a.Keys[:6], b.Keys) {
+		t.Errorf("got %v, want the first 6 of %v", b.Keys, a.Keys)
+	}
+	c.ResetTokens("m", "", 48, 16, 0)
+	c.Start()
+	c.WriteTokens(ids)
+	c.Finish()
+	if want := []uint64{b.Keys[2], b.Keys[5]}; !slices.Equal(c.Keys, want) {
+		t.Errorf("got %v, want every third %v", c.Keys, want)
+	}
+}
+
+// soak is an engine's life told twice: to an Engine, and to slow books.
+type soak struct {
+	t       *testing.T
+	pair    *pair
+	engine  *Engine
+	o       EngineOptions
+	size    int // of the engine's block
+	ranks   int
+	gaps    bool
+	records map[uint64]*record // by name
+	waits   map[uint64]*Stored // blocks of one that wait, by name
+}
+
+type record struct {
+	path  string
+	rank  int
+	keys  []uint64
+	count [tiers]int
+}
+
+func (s *soak) tokens(path string) (ids []uint32) {
+	for _, c := range path {
+		for i := range s.size {
+			ids = append(ids, uint32(c)*1000+uint32(i))
+		}
+	}
+	return ids
+}
+
+func (s *soak) hasher(path string) *Hasher {
+	var h Hasher
+	h.ResetTokens("m", "", s.o.BlockTokens, s.o.CellTokens, 0)
+	h.Start()
+	h.WriteTokens(s.tokens(path))
+	h.Finish()
+	return &h
+}
+
+func pathHash(path string) uint64 {
+	h := uint64(1)
+	for _, c := range path {
+		h = h*4 + uint64(c-'a') + 1
+	}
+	return h
+}
+
+func (s *soak) store(path string, n, rank int, tier Tier) {
+	parent := path[:len(path)-n]
+	e := &Stored{Tokens: s.tokens(path[len(path)-n:]), BlockTokens: s.size, Tier: tier, Rank: rank}
+	for i := range n {
+		e.Hashes = append(e.Hashes, pathHash(path[:len(parent)+i+1]))
+	}
+	if parent != "" {
+		e.Parent, e.HasParent = pathHash(parent), true
+		if s.records[name(e.Parent, 0, rank)] == nil {
+			e.Hashes, e.Tokens = e.Hashes[:1], e.Tokens[:s.size] // one at a time, so that the books stay simple
+			s.engine.Store(e)
+			if id := name(e.Hashes[0], 0, rank); s.waits[id] == nil {
+				e.Adapter = path[:len(parent)+1] // remember the path
+				s.waits[id] = e
+			}
+			return
+		}
+	}
+	s.engine.Store(e)
+	for i := range n {
+		s.told(path[:len(parent)+i+1], rank, tier)
+	}
+	for again := true; again; {
+		again = false
+		for id, w := range s.waits {
+			if s.records[name(w.Parent, 0, w.Rank)] != nil {
+				delete(s.waits, id)
+				s.told(w.Adapter, w.Rank, w.Tier)
+				again = true
+			}
+		}
+	}
+}
+
+func (s *soak) told(path string, rank int, tier Tier) {
+	id := name(pathHash(path), 0, rank)
+	r := s.records[id]
+	if r == nil {
+		all, before := s.hasher(path).Keys, s.hasher(path[:len(path)-1]).Keys
+		r = &record{path: path, rank: rank, keys: all[len(before):]}
+		s.records[id] = r
+	}
+	r.count[tier]++
+	s.pair.r.confirm(r.keys, 0, tier)
+}
+
+func (s *soak) remove(path string, rank int, tier Tier) {
+	s.engine.Remove([]uint64{pathHash(path)}, tier, 0, rank)
+	id := name(pathHash(path), 0, rank)
+	r := s.records[id]
+	if r == nil {
+		delete(s.waits, id)
+		return
+	}
+	if r.count[tier] > 0 {
+		r.count[tier]--
+		s.gone(id, r, tier)
+	}
+}
+
+func (s *soak) gone(id uint64, r *record, tier Tier) {
+	if r.count[tier] == 0 {
+		for _, k := range r.keys {
+			held := false
+			for _, o := range s.records {
+				held = held || o.count[tier] > 0 && slices.Contains(o.keys, k)
+			}
+			if !held {
+				s.pair.r.remove([]uint64{k}, 0, tier)
+			}
+		}
+	}
+	if r.count == [tiers]int{} {
+		delete(s.records, id)
+	}
+}
+
+func (s *soak) clear(rank int) {
+	one := true
+	for _, r := range s.records {
+		one = one && r.rank == rank
+	}
+	if s.ranks == 1 {
+		s.records, s.waits = map[uint64]*record{}, map[uint64]*Stored{}
+		clear(s.pair.r.of(0))
+		return
+	}
+	for id, r := range s.records {
+		if r.rank == rank {
+			for tier := range Tier(tiers) {
+				if r.count[tier] > 0 {
+					r.count[tier] = 0
+					s.gone(id, r, tier)
+				}
+			}
+		}
+	}
+	for id, w := range s.waits {
+		if w.Rank == rank {
+			delete(s.waits, id)
+		}
+	}
+}
+
+// An hour of an engine's life, ten events a second: stores, removals, late parents, duplicates, clears, restarts,
+// gaps, and requests sent meanwhile.
+func TestEngineSoak(t *testing.T) {
+	for _, c := range []struct {
+		block, size, ranks int
+		gaps               bool
+	}{{16, 16, 1, true}, {32, 16, 1, true}, {16, 32, 1, true}, {32, 48, 1, false}, {16, 16, 2, false}, {16, 32, 3, false}} {
+		t.Run(fmt.Sprintf("ours=%d,engine=%d,ranks=%d", c.block, c.size, c.ranks), func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(uint64(c.block), uint64(c.size)))
+			s := &soak{
+				t: t, pair: newPair(NewIndex(), 2), size: c.size, ranks: c.ranks, gaps: c.gaps,
+				o:       EngineOptions{Model: "m", BlockTokens: c.block, CellTokens: 16},
+				records: map[uint64]*record{}, waits: map[uint64]*Stored{},
+			}
+			s.engine = NewEngine(s.pair.x, s.o)
+			for rank := range c.ranks { // all are known from the start
+				s.store("a", 1, rank, GPU)
+			}
+			for i := range *steps {
+				path := make([]byte, 1+rng.IntN(5))
+				for j := range path {
+					path[j] = byte('a' + rng.IntN(2))
+				}
+				p, rank, tier := string(path), rng.IntN(c.ranks), Tier(rng.IntN(8)/4)
+				until := s.pair.r.now + int64(rng.IntN(50))
+				did := ""
+				switch k := rng.IntN(100); {
+				case k < 45:
+					n := 1 + rng.IntN(len(p))
+					did = fmt.Sprint("store ", p, n, rank, tier)
+					s.store(p, n, rank, tier)
+				case k < 80:
+					did = fmt.Sprint("remove ", p, rank, tier)
+					s.remove(p, rank, tier)
+				case k < 90 && c.ranks == 1:
+					did = fmt.Sprint("expect ", p, until)
+					s.pair.x.Expect(s.hasher(p).Keys, 0, math.MaxInt, until)
+					s.pair.r.expect(s.hasher(p).Keys, 0, until)
+				case k < 97:
+					did = "advance"
+					s.pair.r.advance(s.pair.r.now + 1)
+					s.pair.x.Advance(s.pair.r.now)
+				case k < 98 && c.gaps:
+					did = fmt.Sprint("gap ", until)
+					s.engine.Gap(1, until)
+					s.pair.r.doubt(0, until)
+				case k < 99 && rng.IntN(2) == 0:
+					did = fmt.Sprint("restart ", rank)
+					s.engine.Restart(rank)
+					s.clear(rank)
+					if c.ranks > 1 {
+						s.store("a", 1, rank, GPU)
+					}
+				}
+				h := s.hasher(p)
+				if err := s.pair.compare(h.Keys); err != nil {
+					t.Fatalf("step %d, %s: %v", i, did, err)
+				}
+				if got := s.engine.Counts(); got.Blocks != len(s.records) || got.Waiting != len(s.waits) {
+					t.Fatalf("step %d, %s: %d blocks and %d waiting, want %d and %d", i, did, got.Blocks, got.Waiting, len(s.records), len(s.waits))
+				}
+			}
+			if err := s.pair.x.check(); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+// A chain of any sizes and order of events ends in no state but a sound one.
+func FuzzEngine(f *testing.F) {
+	f.Add([]byte{0, 1, 0, 1, 1, 2, 1, 1, 2, 1, 0, 0})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		x := NewIndex()
+		e := NewEngine(x, EngineOptions{Model: "m", BlockTokens: 8, CellTokens: 4, MaxBlocks: 40, MaxWaiting: 100})
+		for c := range slices.Chunk(data, 4) {
+			if len(c) < 4 {
+				break
+			}
+			tier, rank, group := Tier(c[3]%4), int(c[3]>>2%3), int(c[3]>>4%2)
+			hashes := make([]uint64, c[2]%5)
+			for i := range hashes {
+				hashes[i] = uint64(c[1])%16 + uint64(i)
+			}
+			switch c[0] % 8 {
+			default:
+				size := []int{4, 8, 12, 0, 3}[c[0]>>3%5]
+				e.Store(&Stored{
+					Hashes: hashes, Parent: uint64(c[1]>>4) % 16, HasParent: c[0]&128 != 0, Tokens: make([]uint32, len(hashes)*size),
+					BlockTokens: size, Tier: tier, Rank: rank, Group: group, Kind: []string{"", "full_attention", "sliding_window"}[c[2]%3],
+				})
+			case 4, 5:
+				e.Remove(hashes, tier, group, rank)
+			case 6:
+				e.Clear(rank)
+			case 7:
+				e.Gap(1, Forever)
+			}
+			if err := x.check(); err != nil {
+				t.Fatal(err)
+			}
+			if e.waitsFor > 100 || len(e.blocks) > 40 {
+				t.Fatalf("%d tokens wait and %d blocks are followed", e.waitsFor, len(e.blocks))
+			}
+		}
+		e.Close()
+		if x.Len() != 0 {
+			t.Fatalf("%d blocks after the end", x.Len())
+		}
+	})
+}
+
+func BenchmarkEvents(b *testing.B) {
+	for _, blocks := range []int{1, 16, 256} {
+		b.Run(fmt.Sprintf("%d_blocks", blocks), func(b *testing.B) {
+			x := NewIndex()
+			e := NewEngine(x, EngineOptions{Model: "m", BlockTokens: 16, CellTokens: 16})
+			s := &Stored{Hashes: make([]uint64, blocks), Tokens: make([]uint32, 16*blocks), BlockTokens: 16}
+			var last []uint64
+			n := uint64(0)
+			b.ReportAllocs()
+			for b.Loop() {
+				for i := range s.Hashes {
+					n++
+					s.Hashes[i], s.Tokens[16*i] = n, uint32(n)
+				}
+				e.Store(s)
+				last = append(last, s.Hashes...)
+				if len(last) > 100_000 { // the engine's cache is full
+					e.Remove(last[:50_000], GPU, 0, 0)
+					last = append(last[:0], last[50_000:]...)
+				}
+			}
+			b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "blocks/s")
+		})
+	}
+}
