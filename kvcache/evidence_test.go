@@ -304,6 +304,27 @@ func FuzzEvidence(f *testing.F) {
 	})
 }
 
+// Prompts so long that lookups leap give what a walk gives where endpoints hold prefixes.
+func TestLeaps(t *testing.T) {
+	x := NewIndex()
+	keys := make([]uint64, 3*long+5)
+	for i := range keys {
+		keys[i] = rand.Uint64()
+	}
+	want, slots := make([]int32, 40), make([]uint32, 40)
+	for i := range slots {
+		slots[i], want[i] = uint32(i), int32(rand.IntN(len(keys)+1))
+		if i < 2 {
+			want[i] = int32(len(keys) - i)
+		}
+		x.Confirm(keys[:want[i]], uint32(i), GPU)
+	}
+	got := make([]int32, len(slots))
+	if x.Match(keys, []int32{0}, slots, got, &Scratch{}); !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
 // At its budget an index evicts and never says what is not so.
 func TestBudget(t *testing.T) {
 	const budget = 1 << 18

@@ -207,7 +207,8 @@ func (s *Scratch) prepare(slots []uint32) {
 
 // Match tells, for each slot, how many blocks from the start of each prompt it holds without a
 // gap, summed over the prompts; match is indexed like slots. starts are the prompts' first
-// keys, as [Hasher.Starts]. It allocates nothing and takes no lock.
+// keys, as [Hasher.Starts]. It allocates nothing and takes no lock. In a prompt of more than 2,048 blocks a gap of fewer
+// than 16 between blocks that the very same endpoints hold goes unseen.
 func (x *Index) Match(keys []uint64, starts []int32, slots []uint32, match []int32, scratch *Scratch) {
 	clear(match)
 	if x.used.Load() == 0 {
@@ -242,18 +243,48 @@ func (x *Index) look(keys []uint64, starts []int32, found []Evidence, s *Scratch
 	}
 }
 
+// Prompts of more than long blocks are leapt through by stride blocks: where the block at the end of a leap has the very
+// word of the one before it, those between are taken to have it. They do, unless an inner block left before its
+// children, which engines do not let happen, or was evicted here, which is no loss to the engine.
+const (
+	long   = 2048
+	stride = 16
+)
+
+// batch is how many keys are fetched together, so that the waits for memory overlap.
+const batch = 32
+
+var noTable = table{rows: make([]row, 1)}
+
 // lookOne walks one prompt. Blocks in a row mostly have the same holders, hence the same word: only where the word
 // changes are the holders looked at.
 func (x *Index) lookOne(keys []uint64, found []Evidence, s *Scratch) {
-	const batch = 16 // fetched together, so that the waits for memory overlap
-	var words [batch]uint64
+	var words, leaps, ends [batch]uint64
+	fetched, leapt := -1, -1
 	var last uint64
 	from, active := 0, s.active[:0]
 	for i := 0; ; i++ {
 		var w uint64
+		if len(keys) > long && i%stride == 0 && last != 0 {
+			if g := i / stride; g/batch != leapt {
+				leapt = g / batch
+				n := 0
+				for j := leapt*batch*stride + stride - 1; j < len(keys) && n < batch; j += stride {
+					ends[n] = keys[j]
+					n++
+				}
+				leaps = [batch]uint64{}
+				x.fetch(ends[:n], &leaps)
+			}
+			if leaps[i/stride%batch] == last {
+				i += stride - 1
+				continue
+			}
+		}
 		if i < len(keys) {
-			if i%batch == 0 {
-				x.fetch(keys[i:min(i+batch, len(keys))], &words)
+			if i/batch != fetched {
+				fetched = i / batch
+				x.fetch(keys[fetched*batch:min((fetched+1)*batch, len(keys))], &words)
 			}
 			if w = words[i%batch]; w == last && w != 0 {
 				continue
@@ -289,32 +320,31 @@ func (x *Index) lookOne(keys []uint64, found []Evidence, s *Scratch) {
 }
 
 // fetch finds the words of some keys, without the CLOCK's bit.
-func (x *Index) fetch(keys []uint64, words *[16]uint64) {
-	var first [16]*row
-	var got [16]uint64
-	for i, key := range keys {
-		key = norm(key)
-		m := mix(key)
-		if t := x.shards[m%shards].table.Load(); t != nil {
-			r := &t.rows[t.place(m)]
-			first[i], got[i] = r, r.key.Load()
-		} else {
-			first[i], got[i] = nil, 0
+func (x *Index) fetch(keys []uint64, words *[batch]uint64) {
+	var tables [batch]*table
+	var places [batch]int
+	var got [batch]uint64
+	for i, key := range keys { // no step of this loop waits for another
+		m := mix(norm(key))
+		t := x.shards[m%shards].table.Load()
+		if t == nil {
+			t = &noTable
 		}
+		tables[i], places[i] = t, t.place(m)
+		got[i] = t.rows[places[i]].key.Load()
 	}
 	for i, key := range keys {
-		switch {
-		case first[i] == nil:
-			words[i] = 0
-		case got[i] == norm(key):
-			words[i] = first[i].word.Load() &^ recent
-		case got[i] == 0:
-			words[i] = 0
-		default:
-			words[i] = 0
-			if r, _ := x.find(norm(key)); r != nil {
-				words[i] = r.word.Load() &^ recent
+		key = norm(key)
+		rows, at, k := tables[i].rows, places[i], got[i]
+		for k != key && k != 0 {
+			if at++; at == len(rows) {
+				at = 0
 			}
+			k = rows[at].key.Load()
+		}
+		words[i] = 0
+		if k != 0 {
+			words[i] = rows[at].word.Load() &^ recent
 		}
 	}
 }
@@ -327,14 +357,17 @@ func (x *Index) holders(key, w uint64, s *Scratch) []int32 {
 		if w&isSet != 0 {
 			h := x.sets.at(uint32(w & halfMask)).Load()
 			if ok = h != nil && uint64(h.gen) == w>>half&halfMask; ok {
+				dir := *x.words.dir.Load()
 				for _, e := range h.holders {
-					seen = x.see(seen, e, s)
+					lot := e & lotMask
+					seen = see(seen, e, dir[lot/pageLen][lot%pageLen].Load(), s)
 				}
 			}
 		} else {
-			seen = x.see(seen, uint32(w&halfMask), s)
+			e := uint32(w & halfMask)
+			seen = see(seen, e, x.words.at(e&lotMask).Load(), s)
 			if b := uint32(w >> half & halfMask); b != 0 {
-				seen = x.see(seen, b, s)
+				seen = see(seen, b, x.words.at(b&lotMask).Load(), s)
 			}
 		}
 		r, _ := x.find(norm(key))
@@ -353,13 +386,10 @@ func (x *Index) holders(key, w uint64, s *Scratch) []int32 {
 	return nil
 }
 
-func (x *Index) see(seen []int32, e uint32, s *Scratch) []int32 {
-	w := x.words.at(e & lotMask).Load()
-	if w == 0 {
-		return seen
-	}
-	slot := uint32(w) - 1
-	if int(slot) >= len(s.at) || s.at[slot] == 0 {
+// see adds a holder, whose lot has the word w, if it is among the candidates.
+func see(seen []int32, e uint32, w uint64, s *Scratch) []int32 {
+	slot := uint32(w) - 1 // of no slot when the lot has ended
+	if uint64(slot) >= uint64(len(s.at)) || s.at[slot] == 0 {
 		return seen
 	}
 	kind := int32(provisional)
