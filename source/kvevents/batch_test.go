@@ -202,6 +202,9 @@ func stored(events, blocks int, asMap bool) []byte {
 }
 
 func TestDecodeAllocates(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector allocates, too")
+	}
 	for _, asMap := range []bool{false, true} {
 		payload := stored(8, 8, asMap)
 		var b Batch
