@@ -146,25 +146,6 @@ func (g *Legacy) Saturation(a *Ask) float64 {
 		}
 		return sum / weights
 	}
-	var sum float64
-	known := 0
-	for _, e := range a.Candidates {
-		queue, kv := e.Waiting.Fresh(a.Now, a.Stale), e.KVUsage.Fresh(a.Now, a.Stale)
-		if !queue && !kv {
-			continue
-		}
-		var full float64
-		if queue {
-			full = e.Waiting.Value / g.QueueDepth
-		}
-		if kv {
-			full = max(full, e.KVUsage.Value/g.KVUsage)
-		}
-		sum += full
-		known++
-	}
-	if known == 0 {
-		return 0
-	}
-	return sum / float64(known)
+	mean, _ := fleet.Saturation(a.Candidates, a.Now, a.Stale, g.QueueDepth, g.KVUsage)
+	return mean
 }

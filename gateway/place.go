@@ -29,8 +29,6 @@ func (x *Exchange) Place(ctx context.Context) (*Placement, *Refusal) {
 	pool, model, refused := x.aim(snap)
 	if pool != nil {
 		x.pool, x.out.Pool = pool.ID, pool.ID.String()
-	}
-	if pool != nil {
 		x.lane = x.g.Lanes()[pool.ID]
 	}
 	x.label(pool, facts.Model, model)

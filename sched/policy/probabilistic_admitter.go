@@ -6,6 +6,7 @@ import (
 	"errors"
 	"math"
 
+	"github.com/penstock-project/penstock/fleet"
 	"github.com/penstock-project/penstock/sched"
 )
 
@@ -46,22 +47,8 @@ func (p *ProbabilisticAdmitter) Admit(c *sched.Cycle) (why string) {
 	if c.Priority >= 0 {
 		return ""
 	}
-	var sum, known float64
-	for _, e := range c.Candidates {
-		queue, kv := e.Waiting.Fresh(c.Now, c.Stale), e.KVUsage.Fresh(c.Now, c.Stale)
-		if !queue && !kv {
-			continue
-		}
-		var s float64
-		if queue {
-			s = e.Waiting.Value / p.QueueDepthThreshold
-		}
-		if kv {
-			s = max(s, e.KVUsage.Value/p.KVCacheUtilThreshold)
-		}
-		sum, known = sum+s, known+1
-	}
-	if known == 0 || !(c.Rand.Float64() < math.Pow(sum/known, p.Power)*p.K) {
+	full, known := fleet.Saturation(c.Candidates, c.Now, c.Stale, p.QueueDepthThreshold, p.KVCacheUtilThreshold)
+	if known == 0 || !(c.Rand.Float64() < math.Pow(full, p.Power)*p.K) {
 		return ""
 	}
 	return "the endpoints are too busy for requests of a priority below 0"
