@@ -58,7 +58,8 @@ func (w *waiter) sooner(o *waiter) bool {
 	return w.seq < o.seq
 }
 
-// classQueue holds a flow's requests of one class: a heap by rank.
+// classQueue holds a flow's requests of one class: a heap by rank. It is written out, as are the expiry below and
+// [Heap]: with container/heap in the place of all three, entering and going takes a fifth longer behind 5,000 who wait.
 type classQueue struct {
 	lane *lane
 	heap []*waiter
