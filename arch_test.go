@@ -44,6 +44,7 @@ var rooms = map[string][]string{
 	"sim/engine":      {},
 	"sim/vllm":        {"sim/engine"},
 	"sim/load":        {},
+	"sim/work":        {"plugin"}, // names that were meant
 }
 
 // owners are the rooms that alone may import a dependency, by its path's start.
