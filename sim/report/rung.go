@@ -136,13 +136,4 @@ func (g *rung) judge() {
 	}
 }
 
-// seeds is the most runs that a policy has here.
-func (g *rung) seeds() int {
-	n := 0
-	for i := range g.rows {
-		n = max(n, len(g.rows[i].runs))
-	}
-	return n
-}
-
 func meanTTFT(x *Run) (float64, bool) { return x.TTFT.Mean, x.TTFT.Count > 0 }
