@@ -24,7 +24,8 @@ var rooms = map[string][]string{
 	"api":             {},
 	"plugin":          {},
 	"config":          {"api", "plugin"},
-	"fleet":           {},
+	"clock":           {},
+	"fleet":           {"clock"},
 	"source/dns":      {"fleet"}, // stands before the store: names become addresses
 	"source/file":     {"fleet"},
 	"source/kvevents": {"fleet"},
@@ -32,7 +33,7 @@ var rooms = map[string][]string{
 	"kvcache":         {},
 	"request":         {},
 	"route":           {"fleet"},
-	"flow":            {"fleet"},
+	"flow":            {"clock", "fleet"},
 	"flow/policy":     {"api", "fleet", "flow", "plugin", "sched"}, // detectors are filters, too
 	"sched":           {"fleet", "kvcache"},
 	"sched/policy":    {"fleet", "kvcache", "plugin", "sched"},

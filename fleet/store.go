@@ -11,6 +11,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/penstock-project/penstock/clock"
 )
 
 // Coalesce is how long readings wait for company before a snapshot with them is published.
@@ -62,17 +64,18 @@ type Change struct {
 // All methods may be called at any time from any goroutine.
 type Store struct {
 	current atomic.Pointer[Snapshot]
+	clock   clock.Clock
 
 	mu        sync.Mutex
 	pools     []PoolSpec
 	bySource  map[string][]EndpointSpec
 	alive     map[ID]*told
 	away      map[ID]*told // gone for less than Grace
-	sweeper   *time.Timer
+	sweeper   clock.Timer
 	order     []*told // those alive, sorted by ID
 	members   [][]int // for each pool, who of order is in it
 	slots     []bool  // slots in use
-	timer     *time.Timer
+	timer     clock.Timer
 	pending   bool
 	listeners []func(gone []*Load)
 	news      []func()
@@ -93,8 +96,12 @@ type told struct {
 }
 
 // NewStore returns a store whose snapshot is empty.
-func NewStore() *Store {
+func NewStore() *Store { return NewStoreBy(nil) }
+
+// NewStoreBy is [NewStore] with another clock than the wall's.
+func NewStoreBy(c clock.Clock) *Store {
 	s := &Store{
+		clock:    clock.Or(c),
 		bySource: map[string][]EndpointSpec{},
 		alive:    map[ID]*told{},
 		away:     map[ID]*told{},
@@ -216,7 +223,7 @@ func (s *Store) tell(id ID, load *Load, set func(*told)) {
 	}
 	s.pending = true
 	if s.timer == nil {
-		s.timer = time.AfterFunc(Coalesce, s.flush)
+		s.timer = s.clock.AfterFunc(Coalesce, s.flush)
 	} else {
 		s.timer.Reset(Coalesce)
 	}
@@ -241,7 +248,7 @@ func (s *Store) rebuild() {
 			want[e.ID] = e
 		}
 	}
-	now := time.Now()
+	now := s.clock.Now()
 	var gone []*Load
 	for id, t := range s.alive {
 		w, ok := want[id]
@@ -307,7 +314,7 @@ func (s *Store) sweepLater(now time.Time) {
 		wait = min(wait, t.left.Add(Grace).Sub(now))
 	}
 	if s.sweeper == nil {
-		s.sweeper = time.AfterFunc(wait, s.sweep)
+		s.sweeper = s.clock.AfterFunc(wait, s.sweep)
 	} else {
 		s.sweeper.Reset(wait)
 	}
@@ -317,7 +324,7 @@ func (s *Store) sweepLater(now time.Time) {
 func (s *Store) sweep() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := time.Now()
+	now := s.clock.Now()
 	var gone []*Load
 	for id, t := range s.away {
 		if now.Sub(t.left) >= Grace {

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/penstock-project/penstock/clock"
 	"github.com/penstock-project/penstock/fleet"
 )
 
@@ -19,6 +20,7 @@ import (
 // goroutine.
 type Controller struct {
 	opt     Options
+	clock   clock.Clock
 	weigher Weigher // the detector, if it is one
 	waiting atomic.Int64
 	waiters sync.Pool
@@ -39,7 +41,7 @@ type Controller struct {
 	empty   bool      // the pool has no endpoints
 	since   time.Time // since when it is so
 	expiry  expiry
-	timer   *time.Timer
+	timer   clock.Timer
 	alarm   time.Time // when the timer fires; zero when it is off
 	leases  leases
 	meter   meter
@@ -58,9 +60,9 @@ var _ Gate = (*Controller)(nil)
 
 // New returns a gate nobody waits at.
 func New(opt Options) *Controller {
-	c := &Controller{opt: opt, classes: map[string]*class{}}
+	c := &Controller{opt: opt, clock: clock.Or(opt.Clock), classes: map[string]*class{}}
 	c.weigher, _ = opt.Detector.(Weigher)
-	c.waiters.New = func() any { return &waiter{wake: make(chan struct{}, 1)} }
+	c.waiters.New = func() any { return newWaiter() }
 	for priority, spec := range opt.Bands {
 		c.bands = append(c.bands, newBand(priority, spec, true))
 	}
@@ -68,7 +70,7 @@ func New(opt Options) *Controller {
 		c.bands = append(c.bands, newBand(0, opt.Default, true))
 	}
 	slices.SortFunc(c.bands, func(a, b *band) int { return cmp.Compare(b.priority, a.priority) })
-	c.seen, c.looked = opt.Store.Load(), time.Now()
+	c.seen, c.looked = opt.Store.Load(), c.clock.Now()
 	c.pool = c.seen.Pool(opt.Pool)
 	c.empty = c.isEmpty()
 	return c
@@ -95,23 +97,9 @@ func (c *Controller) look(now time.Time, news bool) {
 
 // Enter implements [Gate].
 func (c *Controller) Enter(ctx context.Context, a *Ask) (Ticket, Reason) {
-	came := time.Now()
 	w := c.waiters.Get().(*waiter)
-	w.ask = *a
-	c.mu.Lock()
-	c.enter(w, time.Now())
-	out, told := w.state, w.story
-	c.mu.Unlock()
-	if a.Story != nil {
-		*a.Story = told
-	}
-	if l := c.opt.Listener; l != nil {
-		l.Entered(a, told.Outcome, time.Since(came))
-	}
-	if out == queued {
-		if a.Waits != nil {
-			a.Waits()
-		}
+	w.decided = w.word
+	if c.begin(w, a) {
 		select {
 		case <-w.wake:
 		case <-ctx.Done():
@@ -137,6 +125,33 @@ func (c *Controller) Enter(ctx context.Context, a *Ask) (Ticket, Reason) {
 	return t, ""
 }
 
+// Begin implements [Gate].
+func (c *Controller) Begin(a *Ask, decided func(Ticket, Reason)) {
+	w := c.waiters.Get().(*waiter)
+	w.decided = decided
+	c.begin(w, a)
+}
+
+// begin has a request enter, and reports whether it waits.
+func (c *Controller) begin(w *waiter, a *Ask) (waits bool) {
+	came := c.clock.Now()
+	w.ask = *a
+	c.mu.Lock()
+	c.enter(w, c.clock.Now())
+	out, told := w.state, w.story
+	c.mu.Unlock()
+	if a.Story != nil {
+		*a.Story = told
+	}
+	if l := c.opt.Listener; l != nil {
+		l.Entered(a, told.Outcome, c.clock.Now().Sub(came))
+	}
+	if out == queued && a.Waits != nil {
+		a.Waits()
+	}
+	return out == queued
+}
+
 // cancel takes out one whose client left, unless its wait just ended otherwise.
 func (c *Controller) cancel(w *waiter) {
 	c.mu.Lock()
@@ -144,7 +159,7 @@ func (c *Controller) cancel(w *waiter) {
 	if w.state != queued {
 		return
 	}
-	now := time.Now()
+	now := c.clock.Now()
 	c.leave(w, now, EvictedContextCancelled, Cancelled)
 	c.look(now, false)
 	c.dispatch(now) // those behind it may need less room
@@ -152,7 +167,7 @@ func (c *Controller) cancel(w *waiter) {
 
 // free gives the waiter back for others.
 func (c *Controller) free(w *waiter) {
-	*w = waiter{wake: w.wake}
+	*w = waiter{wake: w.wake, word: w.word}
 	c.waiters.Put(w)
 }
 
@@ -162,7 +177,7 @@ func (c *Controller) enter(w *waiter, now time.Time) {
 	if c.closed {
 		w.state, w.reason = refused, ShuttingDown
 		c.tell(w, RejectedOther, now)
-		w.wake <- struct{}{}
+		w.decided(Ticket{}, w.reason)
 		return
 	}
 	c.look(now, false)
@@ -317,9 +332,9 @@ func (c *Controller) wind() {
 	}
 	c.alarm = next
 	if c.timer == nil {
-		c.timer = time.AfterFunc(time.Until(next), c.ring)
+		c.timer = c.clock.AfterFunc(next.Sub(c.clock.Now()), c.ring)
 	} else {
-		c.timer.Reset(time.Until(next))
+		c.timer.Reset(next.Sub(c.clock.Now()))
 	}
 }
 
@@ -328,7 +343,7 @@ func (c *Controller) ring() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.alarm = time.Time{}
-	c.expired(time.Now())
+	c.expired(c.clock.Now())
 }
 
 func (c *Controller) expired(now time.Time) {
@@ -364,7 +379,7 @@ func (c *Controller) leave(w *waiter, now time.Time, how Outcome, why Reason) {
 	c.remove(w, now)
 	w.state, w.reason = refused, why
 	c.tell(w, how, now)
-	w.wake <- struct{}{}
+	w.decided(Ticket{}, why)
 }
 
 // remove takes a waiter out of the queue.
@@ -395,7 +410,7 @@ func (c *Controller) Kick() {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	now := time.Now()
+	now := c.clock.Now()
 	c.look(now, true)
 	c.dispatch(now)
 }
@@ -405,7 +420,7 @@ func (c *Controller) Close() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.closed = true
-	now := time.Now()
+	now := c.clock.Now()
 	for _, b := range c.bands {
 		for _, f := range b.flows {
 			for w := f.newest; w != nil; w = f.newest {
@@ -452,7 +467,7 @@ func (c *Controller) dispatch(now time.Time) {
 		c.reclaim(now)
 	}
 	if c.opt.Listener != nil {
-		c.opt.Listener.Looked(time.Since(now))
+		c.opt.Listener.Looked(c.clock.Now().Sub(now))
 	}
 }
 
@@ -603,7 +618,7 @@ func (c *Controller) grant(w *waiter, e *fleet.Endpoint, now time.Time) {
 	b.fair.Charge(w.ask.Tenant, now, w.ask.Uncached, w.ask.Output)
 	c.tell(w, Dispatched, now)
 	c.note(now)
-	w.wake <- struct{}{}
+	w.decided(Ticket{c, w}, "")
 }
 
 // paceOver is the time over which the rate of dispatches is averaged.
@@ -623,7 +638,7 @@ func (c *Controller) RetryAfter() time.Duration {
 	if c.count == 0 {
 		return time.Second
 	}
-	rate := c.pace * math.Exp(-time.Since(c.paced).Seconds()/paceOver.Seconds())
+	rate := c.pace * math.Exp(-c.clock.Now().Sub(c.paced).Seconds()/paceOver.Seconds())
 	if n := float64(c.count); rate*60 > n {
 		return max(time.Second, time.Duration(n/rate*float64(time.Second)))
 	}

@@ -18,9 +18,9 @@ type Visitor struct {
 // Arrive is Enter without the wait.
 func (c *Controller) Arrive(a *Ask) Visitor {
 	w := c.waiters.Get().(*waiter)
-	w.ask = *a
+	w.ask, w.decided = *a, w.word
 	c.mu.Lock()
-	c.enter(w, time.Now())
+	c.enter(w, c.clock.Now())
 	c.mu.Unlock()
 	return Visitor{c, w}
 }

@@ -74,6 +74,9 @@ type Gate interface {
 	// Enter returns when the request may go, with an empty reason, or when it may not. It returns early
 	// when ctx ends. The ticket is the caller's to end.
 	Enter(ctx context.Context, a *Ask) (Ticket, Reason)
+	// Begin is Enter without a goroutine that waits: decided is told how the wait ended, once, perhaps before Begin
+	// returns. It is called under the gate's lock, must be quick and not call the gate.
+	Begin(a *Ask, decided func(Ticket, Reason))
 	// Kick tells that there may be room: an endpoint was released, or told news.
 	Kick()
 	// Waiting is how many requests wait.
@@ -115,6 +118,11 @@ func (g *Legacy) Enter(_ context.Context, a *Ask) (Ticket, Reason) {
 		return Ticket{}, Saturated
 	}
 	return Ticket{}, ""
+}
+
+// Begin implements [Gate].
+func (g *Legacy) Begin(a *Ask, decided func(Ticket, Reason)) {
+	decided(g.Enter(context.Background(), a))
 }
 
 // Kick implements [Gate]; nobody waits here.

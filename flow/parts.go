@@ -5,6 +5,7 @@ package flow
 import (
 	"time"
 
+	"github.com/penstock-project/penstock/clock"
 	"github.com/penstock-project/penstock/fleet"
 )
 
@@ -150,6 +151,8 @@ type Options struct {
 	Stale time.Duration
 	// Listener is told what happens; nil for nobody.
 	Listener Listener
+	// Clock is what time it is; nil for the wall's.
+	Clock clock.Clock
 }
 
 // Listener counts what happens at a gate. Calls come under the gate's lock, but for Entered.

@@ -31,6 +31,8 @@ type waiter struct {
 	at           int     // in the queue's heap
 	dueAt        int     // in the heap of those that expire; -1 when it does not
 	wake         chan struct{}
+	word         func(Ticket, Reason) // wakes
+	decided      func(Ticket, Reason) // is told how the wait ended
 	reason       Reason
 	state        state
 	story        Story
@@ -41,6 +43,12 @@ type waiter struct {
 	charged [2]int64    // uncached and output tokens, as its tenant was charged
 	granted time.Time
 	lease   *lease
+}
+
+func newWaiter() *waiter {
+	w := &waiter{wake: make(chan struct{}, 1)}
+	w.word = func(Ticket, Reason) { w.wake <- struct{}{} }
+	return w
 }
 
 func (w *waiter) before(o *waiter) bool {

@@ -43,7 +43,7 @@ func (c *Controller) place(w *waiter, e *fleet.Endpoint, now time.Time, prefill,
 		return h
 	}
 	// Where it had a place, or was before, another can go.
-	now = time.Now()
+	now = c.clock.Now()
 	c.changed(e.Load, now)
 	c.eased(kept, now)
 	c.eased(was, now)
@@ -67,7 +67,8 @@ func (t *Ticket) Eased() {
 	if t.c == nil || t.w == nil || t.c.Waiting() == 0 {
 		return
 	}
-	c, now := t.c, time.Now()
+	c := t.c
+	now := c.clock.Now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.look(now, false)
@@ -125,7 +126,7 @@ func (t *Ticket) End(uncached, output int64) {
 	t.w = nil
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	now := time.Now()
+	now := c.clock.Now()
 	kept, load := c.unkeep(w), w.load
 	if w.load == nil { // it never ran
 		uncached, output = 0, 0

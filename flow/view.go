@@ -107,7 +107,7 @@ func (c *Controller) Listener() Listener { return c.opt.Listener }
 func (c *Controller) State() State {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	now := time.Now()
+	now := c.clock.Now()
 	c.look(now, false)
 	c.meter.valid = false
 	s := State{
