@@ -35,8 +35,8 @@ var rooms = map[string][]string{
 	"route":           {"fleet"},
 	"flow":            {"clock", "fleet"},
 	"flow/policy":     {"api", "fleet", "flow", "plugin", "sched"}, // detectors are filters, too
-	"sched":           {"fleet", "kvcache"},
-	"sched/policy":    {"fleet", "kvcache", "plugin", "sched"},
+	"sched":           {"clock", "fleet", "kvcache"},
+	"sched/policy":    {"clock", "fleet", "kvcache", "plugin", "sched"},
 	"observe":         {"fleet"},
 	"gateway":         {"fleet", "flow", "observe", "request", "route", "sched", "kvcache"}, // only it knows the order of the stages
 	"gateway/extproc": {"gateway", "gateway/wire", "observe", "request"},

@@ -33,8 +33,17 @@ const (
 	forever    = 100 * 365 * 24 * time.Hour
 )
 
-// gate makes the gate of a pool: a queue where the feature gate flowControl is on, else what sheds only.
+// gate makes the gate of a pool.
 func (s *site) gate(b *planner, pool fleet.ID, p *config.Picker) (flow.Gate, error) {
+	at := flow.Options{Pool: pool, Store: s.store, Stale: s.gw.Stale}
+	if p.Gates.FlowControl {
+		at.Listener = gateway.Queued{Queue: s.gw.Observer.Queue(pool), Detector: p.Detector.Name}
+	}
+	return b.gate(p, at)
+}
+
+// gate makes a queue where the feature gate flowControl is on, else what sheds only.
+func (b *planner) gate(p *config.Picker, at flow.Options) (flow.Gate, error) {
 	if !p.Gates.FlowControl {
 		g := flow.NewLegacy()
 		if d := p.Detector; !d.Implied {
@@ -46,26 +55,25 @@ func (s *site) gate(b *planner, pool fleet.ID, p *config.Picker) (flow.Gate, err
 		}
 		return g, nil
 	}
-	o, err := s.flowOptions(b, pool, p)
+	o, err := b.flowOptions(p, at)
 	if err != nil {
 		return nil, err
 	}
 	return flow.New(o), nil
 }
 
-// flowOptions are what the pool's queue is made of, all defaults filled in but for those of a band's bounds.
-func (s *site) flowOptions(b *planner, pool fleet.ID, p *config.Picker) (o flow.Options, err error) {
+// flowOptions are what a pool's queue is made of, all defaults filled in but for those of a band's bounds. Where it
+// stands is already said in o.
+func (b *planner) flowOptions(p *config.Picker, o flow.Options) (flow.Options, error) {
 	fc := p.FlowControl
 	if fc == nil {
 		fc = &api.FlowControl{}
 	}
 	text, _ := json.Marshal(fc)
 	fmt.Fprintf(&b.from, "flow control %s\n", text)
-	o = flow.Options{
-		MaxRequests: int64(value(fc.MaxRequests)), MaxBytes: int64(value(fc.MaxBytes)), TTL: defaultTTL, NoEndpointTTL: defaultTTL,
-		Bands: map[int]flow.BandSpec{}, Evict: fc.EnableEviction, Pool: pool, Store: s.store, Stale: s.gw.Stale,
-		Listener: gateway.Queued{Queue: s.gw.Observer.Queue(pool), Detector: p.Detector.Name},
-	}
+	o.MaxRequests, o.MaxBytes, o.TTL, o.NoEndpointTTL = int64(value(fc.MaxRequests)), int64(value(fc.MaxBytes)), defaultTTL, defaultTTL
+	o.Bands, o.Evict = map[int]flow.BandSpec{}, fc.EnableEviction
+	var err error
 	if d := fc.DefaultRequestTTL; d != nil {
 		o.TTL, o.NoEndpointTTL = time.Duration(*d), time.Duration(*d)
 	}

@@ -127,9 +127,7 @@ func TestWaits(t *testing.T) {
 		if cfg == nil {
 			t.Fatal(config.Problems(problems))
 		}
-		s := &site{store: fleet.NewStore()}
-		s.gw = gateway.New(gateway.Options{Store: s.store, Observer: observe.New(observe.Options{Store: s.store})})
-		o, err := s.flowOptions(&planner{built: map[string]any{}}, queuePool, cfg.Pickers[0])
+		o, err := (&planner{built: map[string]any{}}).flowOptions(cfg.Pickers[0], flow.Options{Pool: queuePool, Store: fleet.NewStore()})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -148,7 +148,8 @@ func (x *Exchange) reserve(c *sched.Cycle, p *sched.Profile) (pick *fleet.Endpoi
 	case x.conditional() && c.Cached("", c.Order[0]) == 0:
 		return nil, notCached()
 	}
-	pick = x.take(c)
+	pick, x.hold = c.Take(&x.ticket)
+	x.evictable(c.Now)
 	pick.Load.Probe(c.Now)
 	x.lane.Plan.Reserve(c, pick)
 	return pick, nil

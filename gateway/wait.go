@@ -133,40 +133,6 @@ func (x *Exchange) headerBytes() int64 {
 	return int64(n)
 }
 
-// take reserves the pick's place: where it has no more room, that of the next best that has. It puts the one that
-// was taken first.
-func (x *Exchange) take(c *sched.Cycle) *fleet.Endpoint {
-	i := x.roomy(c)
-	k := slices.Index(c.Order, i)
-	if k < 0 {
-		k = len(c.Order)
-		c.Order = append(c.Order, i)
-	}
-	copy(c.Order[1:k+1], c.Order[:k])
-	c.Order[0] = i
-	x.evictable(c.Now)
-	return c.Candidates[i]
-}
-
-// roomy takes the place of the best that has room, and tells which candidate that is.
-func (x *Exchange) roomy(c *sched.Cycle) int {
-	for _, i := range c.Order {
-		prefill, output := c.Work(i)
-		if hold, ok := x.ticket.Place(c.Candidates[i], c.Now, prefill, output); ok {
-			x.hold = hold
-			return i
-		}
-	}
-	kept := x.ticket.Kept() // not among the best, but there is room
-	i := slices.IndexFunc(c.Candidates, func(e *fleet.Endpoint) bool { return e.Load == kept })
-	if i < 0 {
-		i = c.Order[0]
-	}
-	prefill, output := c.Work(i)
-	x.hold = x.ticket.Force(c.Candidates[i], c.Now, prefill, output)
-	return i
-}
-
 // Evictee is told that its request is taken back: it must have the endpoint stop, and must neither wait nor
 // call the exchange.
 type Evictee interface{ Evict() }

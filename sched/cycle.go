@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/penstock-project/penstock/clock"
 	"github.com/penstock-project/penstock/fleet"
 	"github.com/penstock-project/penstock/kvcache"
 )
@@ -92,6 +93,10 @@ type Cycle struct {
 	Rand *rand.Rand
 	// Stale is the age beyond which a signal counts as unknown.
 	Stale time.Duration
+	// Clock is what plugins that wait wait by; nil for the wall's. Wait waits until done is closed or the caller leaves,
+	// and reports which; nil for [Cycle.Await]'s own way, in which the goroutine waits.
+	Clock clock.Clock
+	Wait  func(done <-chan struct{}) bool
 
 	// ID is the request's id; Model is what it asks for, after any rewrite; Salt keeps its cache apart.
 	ID, Model, Salt string
@@ -164,6 +169,19 @@ func (c *Cycle) Begin(all []*fleet.Endpoint) {
 	}
 	c.Prefixes, c.Encodings, c.Attributes, c.Set, c.Order = c.Prefixes[:0], c.Encodings[:0], c.Attributes[:0], c.Set[:0], c.Order[:0]
 	c.Tokens, c.Peer, c.Profile, c.Source, c.Worker, c.hashes, c.listed, c.after = 0, nil, "", Source{}, nil, 0, false, FirstStage
+}
+
+// Await waits until done is closed, and reports true, or until the caller leaves.
+func (c *Cycle) Await(done <-chan struct{}) bool {
+	if c.Wait != nil {
+		return c.Wait(done)
+	}
+	select {
+	case <-done:
+		return true
+	case <-c.Context.Done():
+		return false
+	}
 }
 
 // Mask is memory for [Cycle.Drop]: true for each candidate.

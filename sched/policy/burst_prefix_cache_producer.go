@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/penstock-project/penstock/clock"
 	"github.com/penstock-project/penstock/fleet"
 	"github.com/penstock-project/penstock/kvcache"
 	"github.com/penstock-project/penstock/sched"
@@ -74,7 +75,7 @@ func (p *BurstPrefixCacheProducer) SetName(name string) { p.name = name }
 
 // window is a batch of requests that wait for each other.
 type window struct {
-	timer *time.Timer
+	timer clock.Timer
 	done  chan struct{} // closed when all are dealt
 
 	mu      sync.Mutex
@@ -104,18 +105,17 @@ func (p *BurstPrefixCacheProducer) Produce(c *sched.Cycle) {
 	if len(h.Keys) == 0 || len(c.Candidates) == 0 {
 		return
 	}
-	from := time.Now()
+	at := clock.Or(c.Clock)
+	from := at.Now()
 	w := &waiter{keys: h.Keys, starts: h.Starts, candidates: c.Candidates}
-	batch := p.join(w)
-	select {
-	case <-batch.done:
-	case <-c.Context.Done():
+	batch := p.join(w, at)
+	if !c.Await(batch.done) {
 		batch.mu.Lock() // the window may be reading what the cycle holds
 		w.gone = true
 		batch.mu.Unlock()
 		return
 	}
-	c.Now = c.Now.Add(time.Since(from))
+	c.Now = c.Now.Add(at.Now().Sub(from))
 	for i, e := range c.Candidates {
 		if e.Load == w.dealt {
 			found.Match[i] = int32(found.Blocks)
@@ -124,12 +124,12 @@ func (p *BurstPrefixCacheProducer) Produce(c *sched.Cycle) {
 }
 
 // join puts a request into the open window, which it opens when there is none and closes when it is full.
-func (p *BurstPrefixCacheProducer) join(w *waiter) *window {
+func (p *BurstPrefixCacheProducer) join(w *waiter, at clock.Clock) *window {
 	p.mu.Lock()
 	batch := p.open
 	if batch == nil {
 		batch = &window{done: make(chan struct{})}
-		batch.timer = time.AfterFunc(time.Duration(p.WindowDurationMs)*time.Millisecond, func() { p.close(batch) })
+		batch.timer = at.AfterFunc(time.Duration(p.WindowDurationMs)*time.Millisecond, func() { p.close(batch) })
 		p.open = batch
 	}
 	batch.mu.Lock()
