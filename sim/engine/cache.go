@@ -58,8 +58,8 @@ func (c *cache) share(hash uint64) int32 {
 	return id
 }
 
-// take hands out a block with no content, and tells whether reusable content was lost for it. There
-// must be a free one.
+// take hands out a block with no content, and tells whether reusable content was lost for it; then the block still has
+// the hash of that. There must be a free one.
 func (c *cache) take() (id int32, evicted bool) {
 	if len(c.blocks) < c.size && (c.head == none || c.blocks[c.head].keyed) {
 		c.blocks = append(c.blocks, block{refs: 1, prev: none, next: none})
@@ -76,13 +76,14 @@ func (c *cache) take() (id int32, evicted bool) {
 	return id, evicted
 }
 
-// key makes a computed block findable.
-func (c *cache) key(id int32, hash uint64) {
+// key makes a computed block findable, unless another one with the same content is.
+func (c *cache) key(id int32, hash uint64) bool {
 	if _, ok := c.byHash[hash]; ok {
-		return
+		return false
 	}
 	c.byHash[hash] = id
 	c.blocks[id].hash, c.blocks[id].keyed = hash, true
+	return true
 }
 
 // release gives a sequence's blocks back. The end of the chain is evicted first, because a beginning

@@ -42,6 +42,21 @@ type Config struct {
 	NoPrefixCaching bool
 	// Timing is how long a step takes.
 	Timing Timing
+	// Events, if not nil, is told how the set of reusable blocks changes.
+	Events Events
+}
+
+// Events takes the changes of the set of reusable blocks, in their order, as the calls that make them happen: removals
+// come from [Engine.Begin], what is stored from [Engine.End]. It must not call the engine.
+type Events interface {
+	// Stored tells that blocks of a sequence can be found from now on: those with these hashes, of which the first is the
+	// sequence's block number first, from 0. parent is the hash of the block before, nothing when first is 0. The blocks'
+	// tokens are those of the prompt followed by [Request.Output], which whoever submitted the sequence has. hashes is the engine's.
+	Stored(s *Seq, first int, parent uint64, hashes []uint64)
+	// Removed tells that the block with that hash was given away.
+	Removed(hash uint64)
+	// Cleared tells that nothing can be found any more.
+	Cleared()
 }
 
 // Timing is how long a step takes: the sum of its four parts.
@@ -186,5 +201,8 @@ func (e *Engine) ResetPrefixCache() bool {
 		return false
 	}
 	e.cache = newCache(e.cfg.NumBlocks)
+	if e.cfg.Events != nil {
+		e.cfg.Events.Cleared()
+	}
 	return true
 }

@@ -144,6 +144,9 @@ func (e *Engine) grow(s *Seq, n int) {
 		id, evicted := e.cache.take()
 		if evicted {
 			e.stats.Evictions++
+			if e.cfg.Events != nil {
+				e.cfg.Events.Removed(e.cache.blocks[id].hash)
+			}
 		}
 		s.blocks = append(s.blocks, id)
 	}
@@ -184,9 +187,14 @@ func (e *Engine) finish(s *Seq, now time.Duration) {
 	s.planned = 0
 	s.computed += n
 	e.stats.ComputedTokens += uint64(n)
-	for i := before; i < min(s.computed/e.cfg.BlockSize, len(s.hashes)); i++ {
-		e.cache.key(s.blocks[i], s.hashes[i])
+	first, end := before, min(s.computed/e.cfg.BlockSize, len(s.hashes))
+	for i := before; i < end; i++ {
+		if !e.cache.key(s.blocks[i], s.hashes[i]) {
+			e.stored(s, first, i)
+			first = i + 1
+		}
 	}
+	e.stored(s, first, end)
 	if s.Aborted || s.computed < s.total() {
 		return
 	}
@@ -203,6 +211,18 @@ func (e *Engine) finish(s *Seq, now time.Duration) {
 		e.stats.Finished++
 	}
 	e.tokens = append(e.tokens, Token{s, s.Done})
+}
+
+// stored tells of a sequence's blocks from first to before end.
+func (e *Engine) stored(s *Seq, first, end int) {
+	if e.cfg.Events == nil || first >= end {
+		return
+	}
+	parent := uint64(0)
+	if first > 0 {
+		parent = s.hashes[first-1]
+	}
+	e.cfg.Events.Stored(s, first, parent, s.hashes[first:end:end])
 }
 
 // Step is a whole iteration for a driver that does nothing in between.

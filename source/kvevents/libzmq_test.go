@@ -26,13 +26,17 @@ type python struct {
 	out *bufio.Scanner
 }
 
-// newPython wants the Python of scripts/install-zmq.sh in PENSTOCK_ZMQ_PYTHON, as `make e2e` gives it.
-func newPython(t *testing.T) *python {
+// pythonOf wants the Python of scripts/install-zmq.sh in PENSTOCK_ZMQ_PYTHON, as `make e2e` gives it.
+func pythonOf(t *testing.T) string {
 	program := os.Getenv("PENSTOCK_ZMQ_PYTHON")
 	if program == "" {
 		t.Skip("PENSTOCK_ZMQ_PYTHON is not set")
 	}
-	cmd := exec.Command(program, "testdata/publisher.py")
+	return program
+}
+
+func newPython(t *testing.T) *python {
+	cmd := exec.Command(pythonOf(t), "testdata/publisher.py")
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
