@@ -43,7 +43,7 @@ var rooms = map[string][]string{
 	"gateway/proxy":   {"fleet", "gateway", "observe", "request"}, // it dials fleet's endpoints
 	"gateway/wire":    {},                                         // a transport: it knows of streams and bytes, not of what they mean
 	"sim/engine":      {},
-	"sim/vllm":        {"sim/engine"},
+	"sim/vllm":        {"sim/engine", "source/kvevents"}, // its engines publish in the very form that the source reads
 	"sim/load":        {},
 	"sim/work":        {"plugin"}, // names that were meant
 	"sim/report":      {},         // it is told everything: who measures imports it

@@ -21,6 +21,7 @@ import (
 //	abort NAME
 //	stats
 //	reset
+//	events        how the reusable blocks changed since the last time: a block is the sequence that made it and its number there
 //
 // A step takes 10 ms, 1 ms per prompt token, 100 µs per sequence and 1 µs per token of context.
 func TestScenarios(t *testing.T) {
@@ -33,10 +34,28 @@ func TestScenarios(t *testing.T) {
 }
 
 type play struct {
-	e    *Engine
-	now  time.Duration
-	seqs map[string]*Seq
+	e      *Engine
+	now    time.Duration
+	seqs   map[string]*Seq
+	events strings.Builder
+	names  map[uint64]string // of blocks
 }
+
+func (p *play) Stored(s *Seq, first int, parent uint64, hashes []uint64) {
+	after := "nothing"
+	if first > 0 {
+		after = p.names[parent]
+	}
+	fmt.Fprintf(&p.events, "stored after %s:", after)
+	for i, h := range hashes {
+		p.names[h] = fmt.Sprint(s.Tag, first+i)
+		p.events.WriteString(" " + p.names[h])
+	}
+	p.events.WriteString("\n")
+}
+
+func (p *play) Removed(hash uint64) { p.events.WriteString("removed " + p.names[hash] + "\n") }
+func (p *play) Cleared()            { p.events.WriteString("cleared\n") }
 
 func (p *play) do(t *testing.T, d *datadriven.TestData) string {
 	switch d.Cmd {
@@ -60,6 +79,9 @@ func (p *play) do(t *testing.T, d *datadriven.TestData) string {
 		return fmt.Sprintf("waiting=%d running=%d kv=%.3f\nprefix=%d/%d prompt=%d generated=%d computed=%d\npreemptions=%d evictions=%d finished=%d aborted=%d\n",
 			s.Waiting, s.Running, s.KVUsage, s.PrefixHits, s.PrefixQueries, s.PromptTokens, s.GenerationTokens, s.ComputedTokens,
 			s.Preemptions, s.Evictions, s.Finished, s.Aborted)
+	case "events":
+		defer p.events.Reset()
+		return p.events.String()
 	case "reset":
 		return fmt.Sprintln(p.e.ResetPrefixCache())
 	}
@@ -75,6 +97,8 @@ func (p *play) make(t *testing.T, d *datadriven.TestData) string {
 	d.ScanArgs(t, "budget", &c.MaxNumBatchedTokens)
 	d.MaybeScanArgs(t, "loras", &c.MaxLoRAs)
 	c.NoPrefixCaching = d.HasArg("nocache")
+	c.Events, p.names = p, map[uint64]string{}
+	p.events.Reset()
 	e, err := New(c)
 	if err != nil {
 		t.Fatal(err)
@@ -304,6 +328,8 @@ func TestInvariants(t *testing.T) {
 func chaos(t *testing.T, seed uint64) Stats {
 	t.Helper()
 	c := Config{BlockSize: 4, NumBlocks: 40, MaxNumSeqs: 8, MaxNumBatchedTokens: 32, MaxLoRAs: 2, Timing: Default().Timing}
+	told := found{}
+	c.Events = told
 	e, err := New(c)
 	if err != nil {
 		t.Fatal(err)
@@ -340,6 +366,7 @@ func chaos(t *testing.T, seed uint64) Stats {
 		}
 		if i%100 == 0 {
 			check(t, e)
+			told.check(t, e)
 		}
 	}
 	for e.Busy() {
@@ -347,10 +374,58 @@ func chaos(t *testing.T, seed uint64) Stats {
 		now += took
 	}
 	check(t, e)
+	told.check(t, e)
 	if s := e.Stats(); s.KVUsage != 0 || !e.ResetPrefixCache() {
 		t.Errorf("blocks left behind: %+v", s)
 	}
+	told.check(t, e)
 	return e.Stats()
+}
+
+// found is what a listener to events believes: true for what can be found, false for what once could.
+type found map[uint64]bool
+
+func (f found) Stored(s *Seq, first int, parent uint64, hashes []uint64) {
+	if _, ever := f[parent]; first > 0 && !ever { // it may be gone: the sequence may hold a copy that nobody finds
+		panic("stored after a block that never was")
+	}
+	for _, h := range hashes {
+		if f[h] {
+			panic("stored twice")
+		}
+		f[h] = true
+	}
+}
+
+func (f found) Removed(hash uint64) {
+	if !f[hash] {
+		panic("removed what was not stored")
+	}
+	f[hash] = false
+}
+
+func (f found) Cleared() {
+	for h := range f {
+		f[h] = false
+	}
+}
+
+func (f found) check(t *testing.T, e *Engine) {
+	t.Helper()
+	now := 0
+	for _, is := range f {
+		if is {
+			now++
+		}
+	}
+	if now != len(e.cache.byHash) {
+		t.Fatalf("%d blocks were told, %d can be found", now, len(e.cache.byHash))
+	}
+	for h := range e.cache.byHash {
+		if !f[h] {
+			t.Fatal("a block can be found of which nobody was told")
+		}
+	}
 }
 
 // check compares the block pool with what sequences hold.

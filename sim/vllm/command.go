@@ -44,9 +44,19 @@ func Command(ctx context.Context, args []string, stdout, stderr io.Writer) error
 	}
 	l, err := net.Listen("tcp", net.JoinHostPort(opts.Host, strconv.Itoa(opts.Port)))
 	if err != nil {
+		if s.events != nil {
+			s.events.shut()
+		}
 		return err
 	}
 	_, _ = fmt.Fprintf(stdout, "engine %s listens on http://%s\n", opts.Models[0], l.Addr())
+	if events, replays := s.EventAddrs(); events != nil {
+		_, _ = fmt.Fprintf(stdout, "KV events on tcp://%s", events)
+		if replays != nil {
+			_, _ = fmt.Fprintf(stdout, ", replays on tcp://%s", replays)
+		}
+		_, _ = fmt.Fprintln(stdout)
+	}
 	return s.Serve(ctx, l)
 }
 

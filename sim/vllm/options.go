@@ -36,7 +36,9 @@ type Options struct {
 	PageBytes int
 	// ShutdownSeconds is how long running answers may take to end after [Command] was told to stop.
 	ShutdownSeconds int
-	// Engine is the size and the speed of the engine. MaxLoRAs above overrides its own.
+	// Events is how the changes of the KV cache are published; not at all by default, as with vLLM.
+	Events Events
+	// Engine is the size and the speed of the engine. MaxLoRAs and Events above override its own.
 	Engine engine.Config
 }
 
@@ -54,6 +56,7 @@ func DefaultOptions() Options {
 		MaxModelLen: 32768,
 		MaxLoRAs:    1,
 		Speed:       1,
+		Events:      usualEvents(),
 		Engine:      engine.Default(),
 	}
 }
@@ -73,6 +76,8 @@ func (o *Options) Flags(fs *pflag.FlagSet) {
 	fs.IntVar(&o.MaxLoRAs, "max-loras", o.MaxLoRAs, "largest number of different adapters in a batch")
 	fs.Var((*adapterList)(&o.LoRAModules), "lora-modules", "adapter to load, as name=path; may be repeated")
 	fs.BoolVar(&o.Engine.NoPrefixCaching, "no-enable-prefix-caching", o.Engine.NoPrefixCaching, "never reuse computed blocks")
+	fs.Var((*eventsFlag)(&o.Events), "kv-events-config", "where to publish changes of the KV cache, as vLLM's JSON: "+
+		`{"enable_kv_cache_events":true,"endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5558","topic":"kv@POD@MODEL"}`)
 	fs.Uint64Var(&o.Seed, "seed", o.Seed, "changes what is said")
 	fs.IntVar(&o.ShutdownSeconds, "shutdown-timeout", o.ShutdownSeconds, "seconds that running answers may take after a stop")
 
@@ -108,7 +113,7 @@ func (o *Options) Validate() error {
 	if o.Port < 0 || o.Port > 65535 {
 		errs = append(errs, fmt.Errorf("port: must be 0 to 65535, is %d", o.Port))
 	}
-	return errors.Join(append(errs, o.Engine.Validate())...)
+	return errors.Join(append(errs, o.Events.Validate(), o.Engine.Validate())...)
 }
 
 // adapterList is a flag of name=path.

@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/penstock-project/penstock/sim/engine"
 )
 
@@ -28,6 +30,8 @@ type Server struct {
 	wake    chan struct{}   // there is work for Run
 	stopped chan struct{}   // Run has ended
 	ids     atomic.Uint64
+	cfg     engine.Config
+	events  *stream // nil when no events are published
 
 	mu       sync.Mutex // guards what follows
 	engine   *engine.Engine
@@ -40,7 +44,7 @@ type Server struct {
 	broken   chan struct{} // closed while the engine is dead
 }
 
-// New makes a server with an idle engine.
+// New makes a server with an idle engine. It opens the sockets of Options.Events, which [Server.Run] closes.
 func New(opts Options) (*Server, error) {
 	if err := opts.Validate(); err != nil {
 		return nil, err
@@ -51,24 +55,38 @@ func New(opts Options) (*Server, error) {
 	if opts.EnableLoRA {
 		cfg.MaxLoRAs = opts.MaxLoRAs
 	}
-	e, err := engine.New(cfg)
-	if err != nil {
-		return nil, err
-	}
+	cfg.Events = nil
 	s := &Server{
-		opts:     opts,
-		began:    time.Now(),
-		wake:     make(chan struct{}, 1),
-		stopped:  make(chan struct{}),
-		broken:   make(chan struct{}),
-		engine:   e,
-		adapters: append([]Adapter(nil), opts.LoRAModules...),
+		opts:    opts,
+		began:   time.Now(),
+		wake:    make(chan struct{}, 1),
+		stopped: make(chan struct{}),
+		broken:  make(chan struct{}),
+		cfg:     cfg,
 	}
-	s.metrics = newMetrics(opts.MaxModelLen)
-	s.page = newPage(&opts, s.metrics, s.began)
+	if opts.Events.on() {
+		var err error
+		if s.events, err = newStream(&opts.Events, cfg.BlockSize, opts.Seed); err != nil {
+			return nil, err
+		}
+		s.cfg.Events = s.events
+	}
+	s.begin()
 	s.mux, s.paths = http.NewServeMux(), map[string]bool{}
 	s.routes()
 	return s, nil
+}
+
+// begin makes everything as it is in a process that has just started.
+func (s *Server) begin() {
+	e, err := engine.New(s.cfg)
+	if err != nil {
+		panic(err) // the options were valid
+	}
+	s.engine = e
+	s.adapters = append([]Adapter(nil), s.opts.LoRAModules...)
+	s.metrics = newMetrics(s.opts.MaxModelLen)
+	s.page = newPage(&s.opts, s.metrics, time.Now())
 }
 
 // Handler is the HTTP face.
@@ -85,12 +103,25 @@ const maxLag = 50 * time.Millisecond
 // returns, unfinished answers are broken off and new requests are refused.
 func (s *Server) Run(ctx context.Context) error {
 	defer s.stop()
+	if s.events == nil {
+		s.drive(ctx)
+		return nil
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return s.events.run(ctx) })
+	s.drive(ctx)
+	return g.Wait()
+}
+
+// drive is Run without the events.
+func (s *Server) drive(ctx context.Context) {
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
 	at := s.now() // when the step begins, in the engine's time
 	for {
 		s.mu.Lock()
-		took, busy := s.engine.Begin(at)
+		e := s.engine
+		took, busy := e.Begin(at)
 		if s.trouble.Slow > 0 {
 			took = time.Duration(float64(took) * s.trouble.Slow)
 		}
@@ -99,7 +130,7 @@ func (s *Server) Run(ctx context.Context) error {
 			select {
 			case <-s.wake:
 			case <-ctx.Done():
-				return nil
+				return
 			}
 			at = s.now()
 			continue
@@ -109,10 +140,12 @@ func (s *Server) Run(ctx context.Context) error {
 		select {
 		case <-timer.C:
 		case <-ctx.Done():
-			return nil
+			return
 		}
 		s.mu.Lock()
-		s.deliver(at, s.engine.End(at))
+		if tokens := e.End(at); e == s.engine { // else it was the end of a process that is gone
+			s.deliver(at, tokens)
+		}
 		s.mu.Unlock()
 		if now := s.now(); now-at > maxLag {
 			at = now
@@ -149,17 +182,21 @@ func (s *Server) deliver(at time.Duration, tokens []engine.Token) {
 		a.call.poke()
 	}
 	s.metrics.adapters(s.engine)
+	if s.events != nil {
+		s.events.step()
+	}
 }
 
 // answer is one choice of a call.
 type answer struct {
-	call  *call
-	seq   *engine.Seq
-	out   output
-	first bool          // of its prompt's choices: the one whose cached tokens count
-	made  atomic.Int64  // tokens generated
-	last  time.Duration // when the last one was
-	sent  int           // tokens written to the client; the handler's own
+	call   *call
+	seq    *engine.Seq
+	prompt []uint32
+	out    output
+	first  bool          // of its prompt's choices: the one whose cached tokens count
+	made   atomic.Int64  // tokens generated
+	last   time.Duration // when the last one was
+	sent   int           // tokens written to the client; the handler's own
 }
 
 // call is one HTTP request in the engine.
@@ -169,6 +206,7 @@ type call struct {
 	cached  atomic.Int64 // of these: found in the prefix cache
 	news    chan struct{}
 	broken  <-chan struct{} // closed when the engine dies
+	engine  *engine.Engine
 }
 
 func (c *call) poke() {
@@ -221,7 +259,7 @@ func (s *Server) submit(j *job) (*call, error) {
 		for i := range j.n {
 			sp := j.speech
 			sp.seed = s.opts.Seed + sp.seed + uint64(i)<<32
-			c.answers = append(c.answers, &answer{call: c, out: speak(p, sp), first: i == 0})
+			c.answers = append(c.answers, &answer{call: c, prompt: p, out: speak(p, sp), first: i == 0})
 		}
 	}
 	s.mu.Lock()
@@ -229,7 +267,7 @@ func (s *Server) submit(j *job) (*call, error) {
 	if s.ended {
 		return nil, errStopped
 	}
-	c.broken = s.broken
+	c.broken, c.engine = s.broken, s.engine
 	now := s.now()
 	for i, a := range c.answers {
 		seq, err := s.engine.Submit(now, engine.Request{
@@ -271,8 +309,10 @@ func (s *Server) abort(c *call) {
 	now := s.now()
 	for _, a := range c.answers {
 		if a.seq != nil && !a.seq.Done && !a.seq.Aborted {
-			s.engine.Abort(now, a.seq)
-			s.metrics.aborted()
+			c.engine.Abort(now, a.seq)
+			if c.engine == s.engine {
+				s.metrics.aborted()
+			}
 		}
 	}
 }

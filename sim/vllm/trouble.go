@@ -15,13 +15,16 @@ import (
 type Trouble struct {
 	// Slow makes each step take that many times as long; 0 and 1 change nothing.
 	Slow float64 `json:"slow,omitempty"`
-	// Dead resets all connections, those of open answers too, and every new one at its first request.
+	// Dead resets all connections, those of open answers too, and every new one at its first request. What lives again is another
+	// process: its cache is empty, its counters and the numbers of its events begin at 0.
 	Dead bool `json:"dead,omitempty"`
 	// Status answers every inference request with that status, such as 503.
 	Status int `json:"status,omitempty"`
 	// Metrics is what is wrong with the metrics page: frozen as it was at that moment, missing (it answers 500), or
 	// hanging (no answer).
 	Metrics string `json:"metrics,omitempty"`
+	// Events is what is wrong with the events of its KV cache, if it publishes any.
+	Events EventTrouble `json:"events,omitzero"`
 }
 
 // Validate reports what no engine can have.
@@ -34,7 +37,7 @@ func (t *Trouble) Validate() error {
 	case !slices.Contains([]string{"", "frozen", "missing", "hanging"}, t.Metrics):
 		return fmt.Errorf("metrics: want frozen, missing or hanging, got %q", t.Metrics)
 	}
-	return nil
+	return t.Events.Validate()
 }
 
 // SetTrouble puts the engine into trouble, or with the zero value out of it.
@@ -47,8 +50,18 @@ func (s *Server) SetTrouble(t Trouble) {
 	defer s.mu.Unlock()
 	if t.Dead && !s.trouble.Dead {
 		close(s.broken)
+		if s.events != nil {
+			s.events.end()
+		}
 	} else if !t.Dead && s.trouble.Dead {
 		s.broken = make(chan struct{})
+		s.begin()
+		if s.events != nil {
+			s.events.begin()
+		}
+	}
+	if s.events != nil {
+		s.events.setTrouble(t.Events)
 	}
 	s.trouble, s.frozen = t, page
 }
