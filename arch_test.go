@@ -44,9 +44,9 @@ var rooms = map[string][]string{
 	"gateway/wire":    {},                                         // a transport: it knows of streams and bytes, not of what they mean
 	"sim/engine":      {},
 	"sim/vllm":        {"sim/engine", "source/kvevents"}, // its engines publish in the very form that the source reads
-	"sim/load":        {},
-	"sim/work":        {"plugin"}, // names that were meant
-	"sim/report":      {},         // it is told everything: who measures imports it
+	"sim/work":        {"plugin"},                        // names that were meant
+	"sim/report":      {},                                // it is told everything: who measures imports it
+	"sim/load":        {"request"},                       // an answer is read by the gateway's own reader
 }
 
 // owners are the rooms that alone may import a dependency, by its path's start.

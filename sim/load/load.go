@@ -6,15 +6,20 @@
 package load
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
 	"net/http"
 	"os"
+	"strings"
 	"sync"
 	"time"
+
+	"github.com/penstock-project/penstock/request"
 )
 
 // Options say what is sent where.
@@ -67,17 +72,18 @@ func Run(ctx context.Context, o Options) error {
 	}
 	client := o.Client
 	if client == nil {
-		transport := &http.Transport{MaxIdleConnsPerHost: o.MaxInFlight, IdleConnTimeout: time.Minute}
+		transport := NewTransport(o.MaxInFlight, nil, false)
 		defer transport.CloseIdleConnections()
 		client = &http.Client{Transport: transport}
 	}
 	r := &runner{
-		opts: o, client: client,
-		talk:  newTalk(o.Seed, o.Rate),
-		meter: newMeter(time.Now()),
-		slots: make(chan struct{}, o.MaxInFlight),
+		opts:   o,
+		client: Client{URL: strings.TrimRight(o.URL, "/"), API: request.Chat, HTTP: client},
+		talk:   newTalk(o.Seed, o.Rate),
+		meter:  NewMeter(time.Now()),
+		slots:  make(chan struct{}, o.MaxInFlight),
 	}
-	s := &screen{out: o.Out, terminal: isTerminal(o.Out)}
+	s := &Screen{Out: o.Out, Terminal: IsTerminal(o.Out)}
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { s.run(ctx, r.meter) })
@@ -88,8 +94,8 @@ func Run(ctx context.Context, o Options) error {
 	return nil
 }
 
-// isTerminal tells whether lines can be redrawn.
-func isTerminal(w io.Writer) bool {
+// IsTerminal tells whether lines can be redrawn.
+func IsTerminal(w io.Writer) bool {
 	f, ok := w.(*os.File)
 	if !ok {
 		return false
@@ -101,8 +107,8 @@ func isTerminal(w io.Writer) bool {
 // runner sends requests as they arrive.
 type runner struct {
 	opts   Options
-	client *http.Client
-	meter  *meter
+	client Client
+	meter  *Meter
 	slots  chan struct{}
 	wg     sync.WaitGroup
 
@@ -136,21 +142,38 @@ func (r *runner) arrive(ctx context.Context) {
 				<-r.slots
 			})
 		default:
-			r.meter.skip(time.Now())
+			r.meter.Skip(time.Now())
 		}
 	}
 }
 
 // turn sends the next turn of a conversation and puts it back with the answer.
 func (r *runner) turn(ctx context.Context, c *conversation) {
-	r.meter.begin()
-	got := r.send(ctx, c.messages)
-	if ctx.Err() != nil && got.fault != "" {
-		r.meter.cancel() // we left, nobody failed
+	r.meter.Begin()
+	got := Borrow()
+	defer got.Return()
+	r.client.Send(ctx, r.ask(c.messages), got)
+	if ctx.Err() != nil && got.Fault != "" {
+		r.meter.Cancel() // we left, nobody failed
 		return
 	}
-	r.meter.end(time.Now(), got)
+	r.meter.End(got, got.Sent)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.talk.done(c, got.text, got.fault == "")
+	r.talk.done(c, got.Text, got.Fault == "")
+}
+
+// ask is a streamed chat request.
+func (r *runner) ask(messages []message) Ask {
+	body, err := json.Marshal(map[string]any{
+		"model": r.opts.Model, "messages": messages, "max_tokens": r.opts.MaxTokens, "stream": true,
+		"stream_options": map[string]bool{"include_usage": true},
+	})
+	if err != nil {
+		panic(err) // our own types
+	}
+	return Ask{
+		Body:   func() io.ReadCloser { return io.NopCloser(bytes.NewReader(body)) },
+		Length: int64(len(body)), Text: true,
+	}
 }

@@ -21,6 +21,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/penstock-project/penstock/request"
 	"github.com/penstock-project/penstock/sim/vllm"
 )
 
@@ -51,6 +52,7 @@ func reply(status int, endpoint string, body io.ReadCloser) *http.Response {
 	if endpoint != "" {
 		h.Set("x-penstock-endpoint", endpoint)
 	}
+	h.Set("content-type", "text/event-stream")
 	return &http.Response{StatusCode: status, Header: h, Body: body}
 }
 
@@ -139,7 +141,7 @@ func TestFaults(t *testing.T) {
 	}{
 		{"refused", func(*http.Request) (*http.Response, error) {
 			return nil, &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}
-		}, "refused"},
+		}, "connect"},
 		{"reset", func(*http.Request) (*http.Response, error) { return nil, io.ErrUnexpectedEOF }, "reset"},
 		{"odd", func(*http.Request) (*http.Response, error) { return nil, errors.New("odd") }, "no answer"},
 		{"dropped", func(*http.Request) (*http.Response, error) {
@@ -153,15 +155,17 @@ func TestFaults(t *testing.T) {
 		{"not JSON", func(*http.Request) (*http.Response, error) { return reply(200, "a", body("data: x\n\n")), nil }, "bad event"},
 		{"error event", func(*http.Request) (*http.Response, error) {
 			return reply(200, "a", body("data: {\"error\":{\"code\":500}}\n\n")), nil
-		}, "bad event"},
+		}, "error event"},
 		{"an endless line", func(*http.Request) (*http.Response, error) {
 			return reply(200, "a", body("data: "+strings.Repeat("x", maxEvent+1))), nil
-		}, "broken stream"},
+		}, "bad event"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			r := &runner{opts: Options{URL: "http://g", Model: "m"}, client: &http.Client{Transport: tt.g}}
-			if got := r.send(t.Context(), nil); got.fault != tt.want {
-				t.Errorf("got %q, want %q", got.fault, tt.want)
+			r := &runner{opts: Options{Model: "m"}}
+			c := Client{URL: "http://g", API: request.Chat, HTTP: &http.Client{Transport: tt.g}}
+			var got Answer
+			if c.Send(t.Context(), r.ask(nil), &got); got.Fault != tt.want {
+				t.Errorf("got %q (%s), want %q", got.Fault, got.Said, tt.want)
 			}
 		})
 	}

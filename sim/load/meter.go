@@ -59,8 +59,8 @@ type share struct {
 	prompt, cached uint64 // tokens
 }
 
-// tally is what was measured over some time.
-type tally struct {
+// Tally is what was measured over some time.
+type Tally struct {
 	lasted     time.Duration
 	answered   uint64 // completely
 	failed     uint64
@@ -84,7 +84,7 @@ const (
 	other     = "other"
 )
 
-func (t *tally) share(endpoint string) *share {
+func (t *Tally) share(endpoint string) *share {
 	i, ok := slices.BinarySearchFunc(t.shares, endpoint, func(s share, e string) int { return cmp.Compare(s.endpoint, e) })
 	if !ok && len(t.shares) >= maxShares && endpoint != other {
 		return t.share(other)
@@ -95,7 +95,7 @@ func (t *tally) share(endpoint string) *share {
 	return &t.shares[i]
 }
 
-func (t *tally) fault(what string) *fault {
+func (t *Tally) fault(what string) *fault {
 	i, ok := slices.BinarySearchFunc(t.faults, what, func(f fault, w string) int { return cmp.Compare(f.what, w) })
 	if !ok && len(t.faults) >= maxFaults && what != other {
 		return t.fault(other)
@@ -106,24 +106,24 @@ func (t *tally) fault(what string) *fault {
 	return &t.faults[i]
 }
 
-func (t *tally) add(r *result) {
-	if r.fault != "" {
+func (t *Tally) add(a *Answer, due time.Time) {
+	if a.Fault != "" {
 		t.failed++
-		t.fault(r.fault).n++
+		t.fault(a.Fault).n++
 		return
 	}
 	t.answered++
-	t.completion += uint64(r.completion)
-	if r.ttft > 0 {
-		t.ttft.add(r.ttft)
+	t.completion += uint64(a.Tokens())
+	if len(a.Arrivals) > 0 {
+		t.ttft.add(a.First().Sub(due))
 	}
-	s := t.share(r.endpoint)
+	s := t.share(a.Endpoint)
 	s.answered++
-	s.prompt += uint64(r.prompt)
-	s.cached += uint64(r.cached)
+	s.prompt += uint64(max(0, a.Usage.Prompt))
+	s.cached += uint64(max(0, a.Usage.Cached))
 }
 
-func (t *tally) merge(o *tally) {
+func (t *Tally) merge(o *Tally) {
 	t.answered += o.answered
 	t.failed += o.failed
 	t.skipped += o.skipped
@@ -141,7 +141,7 @@ func (t *tally) merge(o *tally) {
 }
 
 // cached is the share of prompt tokens that came out of a cache.
-func (t *tally) cached() float64 {
+func (t *Tally) cached() float64 {
 	prompt, cached := uint64(0), uint64(0)
 	for _, s := range t.shares {
 		prompt += s.prompt
@@ -160,40 +160,44 @@ func ratio(part, whole uint64) float64 {
 // slots is how many seconds the moving summary covers.
 const slots = 10
 
-// meter collects results: all of them, and those of the last seconds.
-type meter struct {
+// Meter collects results: all of them, and those of the last seconds.
+type Meter struct {
 	mu       sync.Mutex
-	all      tally
+	all      Tally
 	inFlight int
 	began    time.Time
-	ring     [slots]tally
+	ring     [slots]Tally
 	second   int64 // since began; ring[second%slots] is being filled
 }
 
-func newMeter(now time.Time) *meter { return &meter{began: now} }
+// NewMeter begins at a time.
+func NewMeter(now time.Time) *Meter { return &Meter{began: now} }
 
-func (m *meter) begin() {
+// Begin is the sending of a request.
+func (m *Meter) Begin() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.inFlight++
 }
 
-// cancel is the end of a request that nobody waits for any more.
-func (m *meter) cancel() {
+// Cancel is the end of a request that nobody waits for any more.
+func (m *Meter) Cancel() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.inFlight--
 }
 
-func (m *meter) end(now time.Time, r result) {
+// End is the answer to a request that was due at a time.
+func (m *Meter) End(a *Answer, due time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.inFlight--
-	m.all.add(&r)
-	m.slot(now).add(&r)
+	m.all.add(a, due)
+	m.slot(a.End).add(a, due)
 }
 
-func (m *meter) skip(now time.Time) {
+// Skip is a request that was not sent, because too many were open.
+func (m *Meter) Skip(now time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.all.skipped++
@@ -201,21 +205,21 @@ func (m *meter) skip(now time.Time) {
 }
 
 // slot is the tally of the second that now is in. Called with mu held.
-func (m *meter) slot(now time.Time) *tally {
+func (m *Meter) slot(now time.Time) *Tally {
 	second := int64(now.Sub(m.began) / time.Second)
 	for i := max(m.second+1, second-slots+1); i <= second; i++ {
-		m.ring[i%slots] = tally{}
+		m.ring[i%slots] = Tally{}
 	}
 	m.second = max(m.second, second)
 	return &m.ring[m.second%slots]
 }
 
-// recent sums up the last seconds.
-func (m *meter) recent(now time.Time) tally {
+// Recent sums up the last seconds.
+func (m *Meter) Recent(now time.Time) Tally {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.slot(now) // forget what is too old
-	sum := tally{inFlight: m.inFlight}
+	sum := Tally{inFlight: m.inFlight}
 	for i := range m.ring {
 		sum.merge(&m.ring[i])
 	}
@@ -226,10 +230,10 @@ func (m *meter) recent(now time.Time) tally {
 }
 
 // total sums up everything.
-func (m *meter) total() tally {
+func (m *Meter) total() Tally {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	sum := tally{inFlight: m.inFlight, lasted: time.Since(m.began)}
+	sum := Tally{inFlight: m.inFlight, lasted: time.Since(m.began)}
 	sum.merge(&m.all)
 	return sum
 }

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/penstock-project/penstock/request"
 )
 
 func TestQuantile(t *testing.T) {
@@ -38,21 +40,22 @@ func TestQuantile(t *testing.T) {
 
 func TestRecentForgets(t *testing.T) {
 	at := time.Unix(1000, 0)
-	m := newMeter(at)
+	m := NewMeter(at)
 	for i := range 30 { // one answer a second, at half past
-		m.begin()
-		m.end(at.Add(time.Duration(i)*time.Second+500*time.Millisecond), result{endpoint: "a", ttft: time.Second})
+		m.Begin()
+		now := at.Add(time.Duration(i)*time.Second + 500*time.Millisecond)
+		m.End(&Answer{Endpoint: "a", Arrivals: []Arrival{{At: now}}, End: now}, now.Add(-time.Second))
 	}
 	// At 29.75 s the window reaches back to 20 s: ten answers in 9.75 s.
-	got := m.recent(at.Add(29*time.Second + 750*time.Millisecond))
+	got := m.Recent(at.Add(29*time.Second + 750*time.Millisecond))
 	if got.answered != 10 || got.lasted != 9750*time.Millisecond || got.inFlight != 0 {
 		t.Errorf("got %d in %v, %d open; want 10 in 9.75s, 0 open", got.answered, got.lasted, got.inFlight)
 	}
-	if got := m.recent(at.Add(time.Minute)); got.answered != 0 {
+	if got := m.Recent(at.Add(time.Minute)); got.answered != 0 {
 		t.Errorf("%d answers half a minute later", got.answered)
 	}
-	m.end(at.Add(time.Minute), result{}) // after a gap longer than the window
-	if got := m.recent(at.Add(time.Minute)); got.answered != 1 {
+	m.End(&Answer{End: at.Add(time.Minute)}, at) // after a gap longer than the window
+	if got := m.Recent(at.Add(time.Minute)); got.answered != 1 {
 		t.Errorf("got %d answers, want 1", got.answered)
 	}
 	if m.all.answered != 31 {
@@ -62,10 +65,10 @@ func TestRecentForgets(t *testing.T) {
 
 // Names come from the other side; they must not fill the memory.
 func TestNamesAreBounded(t *testing.T) {
-	var all tally
+	var all Tally
 	for i := range 10000 {
-		all.add(&result{endpoint: fmt.Sprint("e", i)})
-		all.add(&result{fault: fmt.Sprint("f", i)})
+		all.add(&Answer{Endpoint: fmt.Sprint("e", i)}, time.Time{})
+		all.add(&Answer{Fault: fmt.Sprint("f", i)}, time.Time{})
 	}
 	if len(all.shares) > maxShares+1 || len(all.faults) > maxFaults+1 {
 		t.Errorf("%d endpoints, %d faults", len(all.shares), len(all.faults))
@@ -92,11 +95,11 @@ func TestLine(t *testing.T) {
 		{"nobody said", []string{"", ""}, "2.0/s  ttft - p99 -  0 open  cached 50%"},
 	}
 	for _, tt := range tests {
-		all := tally{lasted: time.Second}
+		all := Tally{lasted: time.Second}
 		for _, e := range tt.endpoints {
-			all.add(&result{endpoint: e, prompt: 10, cached: 5})
+			all.add(&Answer{Endpoint: e, Usage: request.Usage{Prompt: 10, Cached: 5}}, time.Time{})
 		}
-		if got := all.line(); got != tt.want {
+		if got := all.Line(); got != tt.want {
 			t.Errorf("%s:\n got %s\nwant %s", tt.name, got, tt.want)
 		}
 	}
@@ -104,8 +107,8 @@ func TestLine(t *testing.T) {
 
 func TestDraw(t *testing.T) {
 	var out bytes.Buffer
-	(&screen{out: &out, terminal: true}).draw("x")
-	(&screen{out: &out}).draw("y")
+	(&Screen{Out: &out, Terminal: true}).Draw("x")
+	(&Screen{Out: &out}).Draw("y")
 	if got, want := out.String(), "\r\x1b[?7lx\x1b[K\x1b[?7hy\n"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
@@ -144,10 +147,11 @@ func BenchmarkRead(b *testing.B) {
 	body.WriteString("data: [DONE]\n\n")
 	b.ReportAllocs()
 	for b.Loop() {
-		var r result
-		r.read(bytes.NewReader(body.Bytes()), time.Now())
-		if r.fault != "" {
-			b.Fatal(r.fault)
+		a := Borrow()
+		a.reset()
+		if a.read(bytes.NewReader(body.Bytes()), request.Chat, true, false); a.Fault != "" || a.Events != 100 {
+			b.Fatal(a.Fault, a.Events)
 		}
+		a.Return()
 	}
 }

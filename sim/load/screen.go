@@ -11,10 +11,11 @@ import (
 	"time"
 )
 
-// screen writes summaries.
-type screen struct {
-	out      io.Writer
-	terminal bool
+// Screen writes summaries.
+type Screen struct {
+	Out io.Writer
+	// Terminal tells that a line can be drawn over.
+	Terminal bool
 }
 
 // How often a summary is written: one that is redrawn, and one that stays.
@@ -26,10 +27,10 @@ const (
 // legend explains the line, once.
 const legend = "answers/s, time to first token p50 and p99, open requests, share of prompt tokens from cache; then per endpoint: share of answers (its share from cache)"
 
-func (s *screen) run(ctx context.Context, m *meter) {
-	_, _ = fmt.Fprintln(s.out, legend)
+func (s *Screen) run(ctx context.Context, m *Meter) {
+	_, _ = fmt.Fprintln(s.Out, legend)
 	every := lineEvery
-	if s.terminal {
+	if s.Terminal {
 		every = redrawEvery
 	}
 	tick := time.NewTicker(every)
@@ -39,25 +40,25 @@ func (s *screen) run(ctx context.Context, m *meter) {
 		case <-ctx.Done():
 			return
 		case now := <-tick.C:
-			t := m.recent(now)
-			s.draw(t.line())
+			t := m.Recent(now)
+			s.Draw(t.Line())
 		}
 	}
 }
 
-// draw writes a line over the last one. It is not wrapped, because what was wrapped cannot be drawn
+// Draw writes a line over the last one. It is not wrapped, because what was wrapped cannot be drawn
 // over.
-func (s *screen) draw(line string) {
-	if s.terminal {
-		_, _ = fmt.Fprintf(s.out, "\r\x1b[?7l%s\x1b[K\x1b[?7h", line)
+func (s *Screen) Draw(line string) {
+	if s.Terminal {
+		_, _ = fmt.Fprintf(s.Out, "\r\x1b[?7l%s\x1b[K\x1b[?7h", line)
 		return
 	}
-	_, _ = fmt.Fprintln(s.out, line)
+	_, _ = fmt.Fprintln(s.Out, line)
 }
 
-// line is a summary in one line: rate, TTFT at p50 and p99, then per endpoint its share of the
+// Line is a summary in one line: rate, TTFT at p50 and p99, then per endpoint its share of the
 // requests and, in brackets, the share of their prompt tokens that it had in its cache.
-func (t *tally) line() string {
+func (t *Tally) Line() string {
 	var b strings.Builder
 	rate := 0.0
 	if t.lasted > 0 {
@@ -81,7 +82,7 @@ func (t *tally) line() string {
 }
 
 // names are the endpoints' names, by port alone when they are all on one host.
-func (t *tally) names() []string {
+func (t *Tally) names() []string {
 	names := make([]string, len(t.shares))
 	one := ""
 	for i, e := range t.shares {
@@ -109,16 +110,16 @@ func (t *tally) names() []string {
 }
 
 // last writes the summary of a whole run.
-func (s *screen) last(t tally) {
-	if s.terminal {
-		_, _ = fmt.Fprintln(s.out)
+func (s *Screen) last(t Tally) {
+	if s.Terminal {
+		_, _ = fmt.Fprintln(s.Out)
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%d answers in %s: %s, %.0f tokens/s\n", t.answered, t.lasted.Round(time.Second), t.line(), float64(t.completion)/max(1e-9, t.lasted.Seconds()))
+	fmt.Fprintf(&b, "%d answers in %s: %s, %.0f tokens/s\n", t.answered, t.lasted.Round(time.Second), t.Line(), float64(t.completion)/max(1e-9, t.lasted.Seconds()))
 	for _, f := range t.faults {
 		fmt.Fprintf(&b, "%d × %s\n", f.n, f.what)
 	}
-	_, _ = io.WriteString(s.out, b.String())
+	_, _ = io.WriteString(s.Out, b.String())
 }
 
 // brief is a duration with two or three digits.
