@@ -127,8 +127,8 @@ func rewrites(rules []config.RewriteRule) fleet.Rewrites {
 	return out
 }
 
-// report logs the problems of a configuration, each with its place.
-func report(log *slog.Logger, problems []config.Problem) {
+// logProblems logs the problems of a configuration, each with its place.
+func logProblems(log *slog.Logger, problems []config.Problem) {
 	levels := map[config.Severity]slog.Level{
 		config.Note: slog.LevelDebug, config.Warning: slog.LevelWarn, config.Skipped: slog.LevelError, config.Error: slog.LevelError,
 	}

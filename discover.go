@@ -130,7 +130,7 @@ func (p *process) follow(ctx context.Context, g *errgroup.Group, cfg *config.Con
 			if next != nil && next.Digest == current.Digest {
 				return p.watched(current)
 			}
-			report(p.log, problems)
+			logProblems(p.log, problems)
 			if path := emptied(current, next); path != "" {
 				p.log.Error("a file is empty, as one is that is being written: delete it, or write endpoints: [] for no endpoints", slog.String("path", path))
 				next = nil

@@ -80,7 +80,7 @@ func newProcess(cfg *config.Config, s settings, log io.Writer) (*process, error)
 		Scores: s.scores, AllSubsets: s.allSubsets,
 	})
 	p.obs.Watch(p.gw.Open, p.memory.Held)
-	report(p.log, cfg.Warnings)
+	logProblems(p.log, cfg.Warnings)
 	p.doors.proxy.Name, p.doors.proxy.Strict = "proxy", true
 	p.doors.extproc.Name = "extproc"
 	p.setTrust(cfg.Penstock.Trust)
