@@ -47,6 +47,7 @@ var rooms = map[string][]string{
 	"sim/work":        {"plugin"},                        // names that were meant
 	"sim/report":      {},                                // it is told everything: who measures imports it
 	"sim/load":        {"request"},                       // an answer is read by the gateway's own reader
+	"sim/bench":       {"request", "sim/load", "sim/report", "sim/work"},
 }
 
 // owners are the rooms that alone may import a dependency, by its path's start.

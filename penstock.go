@@ -35,6 +35,7 @@ func commands() []command {
 		{"check", "say what is wrong with manifests, and what would be right", check},
 		{"migrate", "rewrite what is deprecated in manifests", migrate},
 		{"explain", "what a plugin does, and its parameters", explain},
+		{"bench", "load on any OpenAI-compatible server, and what it is like", benchCommand},
 		{"sim engine", "a vLLM-compatible engine without a GPU", vllm.Command},
 		{"version", "print the version", version},
 	}

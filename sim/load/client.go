@@ -188,15 +188,9 @@ func (c *Client) Send(ctx context.Context, ask Ask, got *Answer) {
 	}
 	req.ContentLength = ask.Length
 	req.GetBody = func() (io.ReadCloser, error) { return ask.Body(), nil }
-	for _, h := range []http.Header{c.Header, ask.Header} {
-		for k, v := range h {
-			req.Header[k] = v
-		}
-	}
 	req.Header["Content-Type"] = isJSON
-	if host := req.Header.Get("Host"); host != "" {
-		req.Host = host
-	}
+	c.dress(req, c.Header)
+	c.dress(req, ask.Header)
 	resp, err := c.HTTP.Do(req)
 	if err != nil {
 		got.fail(faultOf(err), err.Error())
@@ -209,6 +203,16 @@ func (c *Client) Send(ctx context.Context, ask Ask, got *Answer) {
 		return
 	}
 	got.read(resp.Body, c.API, strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream"), ask.Text)
+}
+
+// dress adds headers; Host is no header to net/http.
+func (c *Client) dress(req *http.Request, h http.Header) {
+	for k, v := range h {
+		req.Header[k] = v
+		if k == "Host" && len(v) > 0 {
+			req.Host = v[0]
+		}
+	}
 }
 
 var isJSON = []string{"application/json"}
@@ -357,4 +361,62 @@ func faultOf(err error) string {
 		return "timeout"
 	}
 	return "no answer"
+}
+
+// Models asks for the names of the models that the server has. A server that does not tell them has none; an
+// error means that nobody is there, still not after waiting for so long.
+func (c *Client) Models(ctx context.Context, wait time.Duration) ([]string, error) {
+	for began := time.Now(); ; {
+		models, err := c.models(ctx)
+		if err == nil || faultOf(err) != "connect" {
+			return models, ctx.Err()
+		}
+		if time.Since(began) >= wait {
+			return nil, fmt.Errorf("nothing answers at %s: %w", c.URL, rootOf(err))
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+}
+
+const maxModels = 4 << 20 // bytes of the list
+
+func (c *Client) models(ctx context.Context) ([]string, error) {
+	ctx, stop := context.WithTimeout(ctx, 5*time.Second)
+	defer stop()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.URL+"/v1/models", nil)
+	if err != nil {
+		return nil, err
+	}
+	c.dress(req, c.Header)
+	resp, err := c.HTTP.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	var list struct {
+		Data []struct {
+			ID string `json:"id"`
+		} `json:"data"`
+	}
+	if resp.StatusCode != http.StatusOK || json.NewDecoder(io.LimitReader(resp.Body, maxModels)).Decode(&list) != nil {
+		return nil, nil
+	}
+	var names []string
+	for _, m := range list.Data {
+		names = append(names, m.ID)
+	}
+	return names, nil
+}
+
+// rootOf is the innermost error: what of it a person can use.
+func rootOf(err error) error {
+	var outer *url.Error
+	if errors.As(err, &outer) {
+		return outer.Err
+	}
+	return err
 }
