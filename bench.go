@@ -30,13 +30,13 @@ const benchWork = "plain?prompt=200~0.6&output=64~0.5"
 
 // benchFlags are the flags of bench.
 type benchFlags struct {
-	url, direct, model, api, trace, key, arrivals string
-	headers                                       []string
-	cacert, cert, keyFile                         string
-	insecure, h2, whole                           bool
-	timeout, wait                                 time.Duration
-	json, html, slo                               string
-	o                                             bench.Options
+	url, direct, api, trace, key, arrivals string
+	headers                                []string
+	cacert, cert, keyFile                  string
+	insecure, h2, whole                    bool
+	timeout, wait                          time.Duration
+	json, html, slo                        string
+	o                                      bench.Options
 }
 
 func benchCommand(ctx context.Context, args []string, stdout, stderr io.Writer) error {

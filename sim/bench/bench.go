@@ -90,11 +90,10 @@ func (o *Options) defaults() error {
 	}
 	o.Extra = strings.TrimSpace(o.Extra)
 	if o.Extra != "" {
-		inner, ok := strings.CutPrefix(o.Extra, "{")
-		if inner, ok = strings.CutSuffix(inner, "}"); !ok {
+		if len(o.Extra) < 2 || o.Extra[0] != '{' || o.Extra[len(o.Extra)-1] != '}' {
 			return errors.New("extra: want a JSON object")
 		}
-		if o.Extra = strings.TrimSpace(inner); o.Extra != "" {
+		if o.Extra = strings.TrimSpace(o.Extra[1 : len(o.Extra)-1]); o.Extra != "" {
 			o.Extra = "," + o.Extra
 		}
 	}

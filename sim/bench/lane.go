@@ -28,8 +28,7 @@ type lane struct {
 	own    int           // of those, how many there were
 	later  later         // what follows others, by its time
 	open   int
-	sent   int // counted ones
-	last   time.Duration
+	sent   int           // counted ones
 	passed time.Duration // on the clock, up to since
 	since  time.Time     // zero while it stands
 	over   bool
