@@ -40,6 +40,11 @@ func (s *Server) routes() {
 	s.route("POST /v1/messages/count_tokens", s.countTokens)
 	s.route("POST /v1/responses", s.face(responsesFace))
 	s.route("POST /v1/embeddings", s.embeddings)
+	s.route("POST /inference/v1/generate", s.face(generateFace))
+	s.route("POST /v1/completions/render", s.rendered(completionsFace, true))
+	s.route("POST /v1/chat/completions/render", s.rendered(chatFace, false))
+	s.route("POST /v1/messages/render", s.rendered(messagesFace, false))
+	s.route("POST /v1/responses/render", s.rendered(responsesFace, false))
 	s.route("POST /tokenize", s.tokenize)
 	s.route("POST /detokenize", s.detokenize)
 	s.route("GET /metrics", s.getMetrics)
@@ -166,6 +171,11 @@ func decode(w http.ResponseWriter, r *http.Request, v any) error {
 	if err != nil {
 		return err
 	}
+	return unmarshal(body, v)
+}
+
+// unmarshal is decode of a body that was read.
+func unmarshal(body []byte, v any) error {
 	if err := json.Unmarshal(body, v); err != nil {
 		var known *apiError
 		if errors.As(err, &known) {
@@ -245,6 +255,7 @@ func (l *stringList) UnmarshalJSON(b []byte) error {
 
 // job is a request as the engine needs it, and what its answer must look like.
 type job struct {
+	asked         *sampling
 	id, model     string
 	created       int64
 	prompts       [][]uint32
@@ -259,7 +270,7 @@ type job struct {
 // job checks what all paths share. most is the limit on the answer that the body gave, nil if none;
 // usual is the length of an answer that nobody limited.
 func (s *Server) job(p *sampling, most *int, usual int, prompts ...[]uint32) (*job, error) {
-	j := &job{created: time.Now().Unix(), prompts: prompts, n: 1, salt: p.CacheSalt, stream: p.Stream}
+	j := &job{asked: p, created: time.Now().Unix(), prompts: prompts, n: 1, salt: p.CacheSalt, stream: p.Stream}
 	var err error
 	if j.model, j.adapter, err = s.model(p.Model); err != nil {
 		return nil, err
@@ -285,7 +296,7 @@ func (s *Server) job(p *sampling, most *int, usual int, prompts ...[]uint32) (*j
 	longest := 0
 	for _, t := range prompts {
 		if len(t) == 0 {
-			return nil, badRequest("prompt", "The decoder prompt cannot be empty")
+			return nil, errNoPrompt
 		}
 		longest = max(longest, len(t))
 	}

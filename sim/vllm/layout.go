@@ -146,7 +146,9 @@ func (p *page) cacheConfig(o *Options) {
 var counted = []httpCount{
 	{method: "GET", path: "/v1/models"}, {method: "POST", path: "/v1/completions"}, {method: "POST", path: "/v1/chat/completions"},
 	{method: "POST", path: "/v1/messages"}, {method: "POST", path: "/v1/responses"}, {method: "POST", path: "/v1/embeddings"},
-	{method: "POST", path: "/tokenize"}, {method: "POST", path: "/detokenize"},
+	{method: "POST", path: "/tokenize"}, {method: "POST", path: "/detokenize"}, {method: "POST", path: "/inference/v1/generate"},
+	{method: "POST", path: "/v1/completions/render"}, {method: "POST", path: "/v1/chat/completions/render"},
+	{method: "POST", path: "/v1/messages/render"}, {method: "POST", path: "/v1/responses/render"},
 }
 
 // http is what vLLM's HTTP instrumentation says.

@@ -2,28 +2,7 @@
 
 package vllm
 
-import (
-	"encoding/json"
-	"net/http"
-)
-
-// messagesBody is the body of Anthropic's /v1/messages.
-type messagesBody struct {
-	sampling
-	System   content         `json:"system"`
-	Messages []message       `json:"messages"`
-	Tools    json.RawMessage `json:"tools"`
-	Stops    []string        `json:"stop_sequences"`
-}
-
-// prompt is the chat template with the system text as the first turn.
-func (b *messagesBody) prompt() []uint32 {
-	turns := b.Messages
-	if b.System.text != "" || len(b.System.parts) > 0 {
-		turns = append([]message{{Role: "system", Content: b.System}}, turns...)
-	}
-	return render(turns, b.Tools)
-}
+import "net/http"
 
 // failAnthropic writes an error in Anthropic's form.
 func failAnthropic(w http.ResponseWriter, err error) int {
@@ -63,28 +42,18 @@ func (o *output) anthropicStop() string {
 	return "end_turn"
 }
 
-func (b *messagesBody) check() error {
-	if len(b.Messages) == 0 {
-		return badRequest("messages", "messages: List should have at least 1 item")
-	}
-	return nil
-}
-
 var messagesFace = face{
 	fail: failAnthropic,
 	parse: func(s *Server, w http.ResponseWriter, r *http.Request) (*job, error) {
 		var body messagesBody
-		if err := decode(w, r, &body); err != nil {
-			return nil, err
-		}
-		if err := body.check(); err != nil {
+		if err := read(w, r, &body); err != nil {
 			return nil, err
 		}
 		if body.MaxTokens == nil {
 			return nil, badRequest("max_tokens", "max_tokens: Field required")
 		}
 		body.N, body.StreamOptions, body.Stop = nil, nil, body.Stops
-		j, err := s.job(&body.sampling, body.MaxTokens, usualChat, body.prompt())
+		j, err := s.job(&body.sampling, body.MaxTokens, usualChat, body.prompts()...)
 		if err == nil {
 			j.id = s.id("msg_", r)
 		}
@@ -126,14 +95,11 @@ var messagesFace = face{
 // countTokens is Anthropic's way to ask for the length of a prompt.
 func (s *Server) countTokens(w http.ResponseWriter, r *http.Request) int {
 	var body messagesBody
-	if err := decode(w, r, &body); err != nil {
-		return failAnthropic(w, err)
-	}
-	if err := body.check(); err != nil {
+	if err := read(w, r, &body); err != nil {
 		return failAnthropic(w, err)
 	}
 	if _, _, err := s.model(body.Model); err != nil {
 		return failAnthropic(w, err)
 	}
-	return reply(w, http.StatusOK, map[string]int{"input_tokens": len(body.prompt())})
+	return reply(w, http.StatusOK, map[string]int{"input_tokens": len(body.prompts()[0])})
 }

@@ -3,11 +3,8 @@
 package vllm
 
 import (
-	"encoding/json"
 	"net/http"
 	"strconv"
-
-	"github.com/cespare/xxhash/v2"
 )
 
 // Lengths of answers that nobody limited, in tokens. vLLM's completions have 16 too; a real model
@@ -136,117 +133,20 @@ func shut(object string) func(b []byte, j *job, c *call) []byte {
 	}
 }
 
-// chatBody is the body of /v1/chat/completions.
-type chatBody struct {
-	sampling
-	MaxCompletionTokens *int            `json:"max_completion_tokens"`
-	Messages            []message       `json:"messages"`
-	Tools               json.RawMessage `json:"tools"`
-}
-
-type message struct {
-	Role      string          `json:"role"`
-	Content   content         `json:"content"`
-	ToolCalls json.RawMessage `json:"tool_calls"`
-}
-
-// content is a string or a list of parts.
-type content struct {
-	text  string
-	parts []part
-}
-
-type part struct {
-	Type string `json:"type"`
-	Text string `json:"text"`
-	raw  []byte
-}
-
-func (c *content) UnmarshalJSON(b []byte) error {
-	if b[0] != '[' {
-		return json.Unmarshal(b, &c.text)
-	}
-	var raw []json.RawMessage
-	if err := json.Unmarshal(b, &raw); err != nil {
-		return err
-	}
-	for _, r := range raw {
-		p := part{raw: r}
-		if len(r) > 0 && r[0] == '"' {
-			_ = json.Unmarshal(r, &p.Text) // already checked
-		} else if err := json.Unmarshal(r, &p); err != nil {
-			return err
-		}
-		c.parts = append(c.parts, p)
-	}
-	return nil
-}
-
-// imageTokens stand for a part that is not text. Equal parts are equal tokens.
-const imageTokens = 64
-
-// tokens appends the content's tokens.
-func (c *content) tokens(t []uint32) []uint32 {
-	t = tokenize(t, c.text)
-	for _, p := range c.parts {
-		if p.Text != "" {
-			t = tokenize(t, p.Text)
-			continue
-		}
-		id := uint32(xxhash.Sum64(p.raw)) & 0x7fffffff
-		t = append(t, imagePad)
-		for i := range uint32(imageTokens - 1) {
-			t = append(t, id+i)
-		}
-	}
-	return t
-}
-
-// render is the chat template: a turn begins and ends with a special token, so that more turns never
-// change the tokens of those before.
-func render(messages []message, tools json.RawMessage) []uint32 {
-	var t []uint32
-	if len(tools) > 2 {
-		t = append(t, imStart)
-		t = tokenize(t, "tools\n"+string(tools))
-		t = append(t, imEnd)
-	}
-	for i := range messages {
-		m := &messages[i]
-		t = append(t, imStart)
-		t = tokenize(t, m.Role+"\n")
-		t = m.Content.tokens(t)
-		if len(m.ToolCalls) > 2 {
-			t = tokenize(t, string(m.ToolCalls))
-		}
-		t = append(t, imEnd)
-	}
-	t = append(t, imStart)
-	return tokenize(t, "assistant\n")
-}
-
 const chatChunk = "chat.completion.chunk"
 
 var chatFace = face{
 	fail: fail,
 	parse: func(s *Server, w http.ResponseWriter, r *http.Request) (*job, error) {
 		var body chatBody
-		if err := decode(w, r, &body); err != nil {
+		if err := read(w, r, &body); err != nil {
 			return nil, err
-		}
-		if len(body.Messages) == 0 {
-			return nil, badRequest("messages", "messages: List should have at least 1 item")
-		}
-		for i, m := range body.Messages {
-			if m.Role == "" {
-				return nil, badRequest("messages", "messages.%d.role: Field required", i)
-			}
 		}
 		most := body.MaxCompletionTokens
 		if most == nil {
 			most = body.MaxTokens
 		}
-		j, err := s.job(&body.sampling, most, usualChat, render(body.Messages, body.Tools))
+		j, err := s.job(&body.sampling, most, usualChat, body.prompts()...)
 		if err == nil {
 			j.id = s.id("chatcmpl-", r)
 		}
@@ -283,49 +183,16 @@ var chatFace = face{
 	shut: shut(chatChunk),
 }
 
-// completionBody is the body of /v1/completions.
-type completionBody struct {
-	sampling
-	Prompt prompts `json:"prompt"`
-}
-
-// prompts are the four forms: a text, texts, tokens, and lists of tokens.
-type prompts [][]uint32
-
-func (p *prompts) UnmarshalJSON(b []byte) error {
-	var texts stringList
-	if json.Unmarshal(b, &texts) == nil {
-		for _, t := range texts {
-			*p = append(*p, tokenize(nil, t))
-		}
-		return nil
-	}
-	var tokens []uint32
-	if json.Unmarshal(b, &tokens) == nil {
-		*p = prompts{tokens}
-		return nil
-	}
-	var lists [][]uint32
-	if json.Unmarshal(b, &lists) == nil {
-		*p = lists
-		return nil
-	}
-	return badRequest("prompt", "prompt: Input should be a string, a list of strings, a list of token ids or a list of lists of token ids")
-}
-
 const textChunk = "text_completion"
 
 var completionsFace = face{
 	fail: fail,
 	parse: func(s *Server, w http.ResponseWriter, r *http.Request) (*job, error) {
 		var body completionBody
-		if err := decode(w, r, &body); err != nil {
+		if err := read(w, r, &body); err != nil {
 			return nil, err
 		}
-		if len(body.Prompt) == 0 {
-			return nil, badRequest("prompt", "Either prompt or prompt_embeds must be provided and non-empty.")
-		}
-		j, err := s.job(&body.sampling, body.MaxTokens, usualCompletion, body.Prompt...)
+		j, err := s.job(&body.sampling, body.MaxTokens, usualCompletion, body.prompts()...)
 		if err == nil {
 			j.id = s.id("cmpl-", r)
 			j.speech.natural = false // 16 tokens are a limit, not an end

@@ -5,31 +5,9 @@ package vllm
 import (
 	"encoding/base64"
 	"encoding/binary"
-	"encoding/json"
 	"math"
 	"net/http"
 )
-
-// responsesBody is the body of /v1/responses, as far as we go: no stored conversations.
-type responsesBody struct {
-	sampling
-	Instructions    string          `json:"instructions"`
-	Input           turns           `json:"input"`
-	Tools           json.RawMessage `json:"tools"`
-	MaxOutputTokens *int            `json:"max_output_tokens"`
-}
-
-// turns are a text or a list of messages.
-type turns []message
-
-func (t *turns) UnmarshalJSON(b []byte) error {
-	var text string
-	if json.Unmarshal(b, &text) == nil {
-		*t = turns{{Role: "user", Content: content{text: text}}}
-		return nil
-	}
-	return json.Unmarshal(b, (*[]message)(t))
-}
 
 // item is the one message of a response.
 func (j *job) item(c *call, status, text string) map[string]any {
@@ -81,18 +59,11 @@ var responsesFace = face{
 	fail: fail,
 	parse: func(s *Server, w http.ResponseWriter, r *http.Request) (*job, error) {
 		var body responsesBody
-		if err := decode(w, r, &body); err != nil {
+		if err := read(w, r, &body); err != nil {
 			return nil, err
 		}
-		if len(body.Input) == 0 {
-			return nil, badRequest("input", "input: Field required")
-		}
-		list := []message(body.Input)
-		if body.Instructions != "" {
-			list = append([]message{{Role: "system", Content: content{text: body.Instructions}}}, list...)
-		}
 		body.N, body.StreamOptions = nil, nil
-		j, err := s.job(&body.sampling, body.MaxOutputTokens, usualChat, render(list, body.Tools))
+		j, err := s.job(&body.sampling, body.MaxOutputTokens, usualChat, body.prompts()...)
 		if err == nil {
 			j.id = s.id("resp_", r)
 		}
@@ -135,17 +106,9 @@ const embeddingSize = 64
 
 // embeddings computes the prompts like any other and answers with unit vectors that depend on them.
 func (s *Server) embeddings(w http.ResponseWriter, r *http.Request) int {
-	var body struct {
-		sampling
-		Input      prompts `json:"input"`
-		Format     string  `json:"encoding_format"`
-		Dimensions int     `json:"dimensions"`
-	}
-	if err := decode(w, r, &body); err != nil {
+	var body embeddingBody
+	if err := read(w, r, &body); err != nil {
 		return fail(w, err)
-	}
-	if len(body.Input) == 0 {
-		return fail(w, badRequest("input", "input: Field required"))
 	}
 	size := body.Dimensions
 	if size == 0 {
@@ -156,7 +119,7 @@ func (s *Server) embeddings(w http.ResponseWriter, r *http.Request) int {
 	}
 	body.N, body.Stop, body.Stream, body.StreamOptions = nil, nil, false, nil
 	one := 1
-	j, err := s.job(&body.sampling, &one, 1, body.Input...)
+	j, err := s.job(&body.sampling, &one, 1, body.prompts()...)
 	if err != nil {
 		return fail(w, err)
 	}
