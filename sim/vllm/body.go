@@ -3,9 +3,11 @@
 package vllm
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"unicode/utf8"
 
 	"github.com/cespare/xxhash/v2"
 )
@@ -124,6 +126,10 @@ type part struct {
 }
 
 func (c *content) UnmarshalJSON(b []byte) error {
+	if b[0] == '"' && bytes.IndexByte(b, '\\') < 0 && utf8.Valid(b) { // most texts, which need no second look
+		c.text = string(b[1 : len(b)-1])
+		return nil
+	}
 	if b[0] != '[' {
 		return json.Unmarshal(b, &c.text)
 	}
