@@ -17,13 +17,13 @@ import (
 
 // Command is `penstock sim engine [MODEL] [flags]`: it listens, prints one line with its address and
 // serves until the context ends.
-func Command(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+func Command(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	opts := DefaultOptions()
 	fs := pflag.NewFlagSet("sim engine", pflag.ContinueOnError)
-	fs.SetOutput(stderr)
+	fs.SetOutput(stdout)
 	fs.SortFlags = false
 	fs.Usage = func() {
-		_, _ = fmt.Fprintf(stderr, "A simulated engine with vLLM's API.\n\nUsage: penstock sim engine [MODEL] [flags]\n\n%s", fs.FlagUsages())
+		_, _ = fmt.Fprintf(stdout, "A simulated engine with vLLM's API.\n\nUsage: penstock sim engine [MODEL] [flags]\n\n%s", fs.FlagUsages())
 	}
 	opts.Flags(fs)
 	if err := fs.Parse(args); err != nil {

@@ -68,7 +68,7 @@ func TestCommandRefuses(t *testing.T) {
 		}
 	}
 	var help bytes.Buffer
-	if err := Command(t.Context(), []string{"--help"}, io.Discard, &help); err != nil || !strings.Contains(help.String(), "--num-gpu-blocks-override") {
+	if err := Command(t.Context(), []string{"--help"}, &help, io.Discard); err != nil || !strings.Contains(help.String(), "--num-gpu-blocks-override") {
 		t.Errorf("help: %v, %s", err, help.String())
 	}
 }

@@ -168,3 +168,71 @@ func TestLibzmqListen(t *testing.T) {
 		py.do("close")
 	}
 }
+
+// libzmq's own subscriber takes our publisher for an engine, dialled or dialling, with replays from the middle.
+func TestLibzmqSubscribes(t *testing.T) {
+	python := pythonOf(t)
+	for _, mode := range []string{"dial", "bind"} {
+		t.Run(mode, func(t *testing.T) {
+			p := &Publisher{Topic: "kv@a@m", Keep: 2}
+			var listeners []net.Listener
+			for range 2 {
+				l, err := net.Listen("tcp", "127.0.0.1:0")
+				if err != nil {
+					t.Fatal(err)
+				}
+				listeners = append(listeners, l)
+			}
+			var wg sync.WaitGroup
+			done := make(chan struct{})
+			wg.Go(func() { _ = p.ServeEvents(listeners[0]) })
+			wg.Go(func() { _ = p.ServeReplays(listeners[1]) })
+			address := "tcp://" + listeners[0].Addr().String()
+			if mode == "bind" {
+				address = "tcp://127.0.0.1:*"
+			}
+			cmd := exec.Command(python, "testdata/subscriber.py", mode, address, "tcp://"+listeners[1].Addr().String())
+			cmd.Stderr = os.Stderr
+			pipe, err := cmd.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			defer func() {
+				_ = cmd.Process.Kill()
+				_ = cmd.Wait()
+				close(done)
+				for _, l := range listeners {
+					l.Close()
+				}
+				p.Close()
+				wg.Wait()
+			}()
+			out := bufio.NewScanner(pipe)
+			if mode == "bind" {
+				if !out.Scan() {
+					t.Fatal("no address")
+				}
+				address := strings.TrimPrefix(out.Text(), "tcp://")
+				wg.Go(func() { p.Dial(address, 10*time.Millisecond, done) })
+			}
+			until(t, func() bool { return p.Subscribers() == 1 })
+			b := Batch{Time: 2, Rank: 0, Events: []Event{{Kind: BlockRemoved, Hashes: []uint64{7}, Medium: "gpu"}}}
+			for seq := range uint64(3) {
+				b.Events[0].Hashes[0] = 7 + seq
+				p.Send(seq, b.Append(nil, Maps))
+			}
+			body := `[2.0, [{"type": "BlockRemoved", "block_hashes": [%d], "medium": "GPU", "group_idx": 0}], 0]`
+			for _, want := range []string{
+				"kv@a@m 0 " + fmt.Sprintf(body, 7), "kv@a@m 1 " + fmt.Sprintf(body, 8), "kv@a@m 2 " + fmt.Sprintf(body, 9),
+				"kv@a@m 1 " + fmt.Sprintf(body, 8), "kv@a@m 2 " + fmt.Sprintf(body, 9), " -1 -",
+			} {
+				if !out.Scan() || out.Text() != want {
+					t.Fatalf("libzmq heard %q, want %q", out.Text(), want)
+				}
+			}
+		})
+	}
+}
