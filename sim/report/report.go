@@ -46,7 +46,7 @@ type Run struct {
 	HitRate   float64        `json:"hit_rate"`             // cached tokens of all prompt tokens of completed requests
 	TTFT      Dist           `json:"ttft_ms"`              // from when a request should have been sent to its first token
 	TPOT      Dist           `json:"tpot_ms"`              // mean time per token after the first, by request
-	ITL       Dist           `json:"itl_ms"`               // between two tokens, by token
+	ITL       Dist           `json:"itl_ms,omitzero"`      // between two tokens, by token
 	E2E       Dist           `json:"e2e_ms"`               // from when a request should have been sent to its end
 	Queue     Dist           `json:"queue_ms"`             // in the gateway's queue
 	Schedule  Dist           `json:"schedule_us,omitzero"` // a decision in real time; left out where it was not measured
