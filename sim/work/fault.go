@@ -30,7 +30,8 @@ type Kind struct {
 }
 
 const (
-	most  = 1e12
+	most  = int(1e12)
+	day   = 24 * time.Hour
 	week  = 7 * 24 * 3600.0
 	crowd = 1e5
 )

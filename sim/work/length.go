@@ -14,6 +14,8 @@ type length struct {
 	min, max    float64
 }
 
+func (l length) random() bool { return l.sigma > 0 || l.b > l.a }
+
 func (l length) draw(rng *rand.Rand) float64 {
 	switch {
 	case l.sigma > 0:

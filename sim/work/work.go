@@ -45,6 +45,10 @@ type Request struct {
 	Output int
 	// Class is the kind of work, for breakdowns: chat, agents, documents…
 	Class string
+
+	part    int      // of a mixture, that made it
+	session *session // of a generator
+	row     *row     // of a trace
 }
 
 // PromptTokens is the length of the prompt.
@@ -66,8 +70,8 @@ type Workload interface {
 	// could not be read any further, it is false.
 	Next() (*Request, bool)
 	// Ended takes back a request that ended, each once; ok says that it was answered in full. What
-	// follows it begins at or after at. The slice is valid until the next call. The number of
-	// requests does not depend on how they end: a conversation goes on without the lost answer.
+	// follows it begins at or after at. The slice is valid until the next call. What follows does not
+	// depend on ok: a conversation goes on without the lost answer.
 	Ended(r *Request, at time.Duration, ok bool) []*Request
 	// Err is why Next stopped early, nil at a proper end. It names file and line.
 	Err() error
