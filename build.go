@@ -44,6 +44,7 @@ type site struct {
 	gw    *gateway.Gateway
 	log   *slog.Logger
 	plans scrape.Plans // what is polled of the pools' endpoints
+	feeds feeds        // what engines publish of their caches
 
 	lanes   map[fleet.ID]lane
 	sources map[string]bool // endpoint files
@@ -103,6 +104,7 @@ func (s *site) apply(ctx context.Context, cfg *config.Config) error {
 	s.gw.SetLanes(both)
 	s.names.Apply(ctx, d.Change)
 	s.gw.SetLanes(lanes)
+	s.feeds.set(s, next)
 	return nil
 }
 

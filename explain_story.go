@@ -219,6 +219,9 @@ func (s *story) row(c *observe.Candidate, scorers int, penalty bool) []string {
 	cached := "–"
 	if s.r.Blocks > 0 {
 		cached = fmt.Sprintf("%d%%", 100*min(c.CachedBlocks, s.r.Blocks)/s.r.Blocks)
+		if sure := c.ConfirmedBlocks; sure != nil && *sure < c.CachedBlocks { // the rest is expected, not told
+			cached += fmt.Sprintf(" (%d%% sure)", 100*min(*sure, s.r.Blocks)/s.r.Blocks)
+		}
 	}
 	verdict := c.Verdict
 	if c.Verdict == observe.Failed {

@@ -80,6 +80,7 @@ func newProcess(cfg *config.Config, s settings, log io.Writer) (*process, error)
 		Scores: s.scores, AllSubsets: s.allSubsets,
 	})
 	p.obs.Watch(p.gw.Open, p.memory.Held)
+	p.obs.WatchCaches(p.caches)
 	logProblems(p.log, cfg.Warnings)
 	p.doors.proxy.Name, p.doors.proxy.Strict = "proxy", true
 	p.doors.extproc.Name = "extproc"
@@ -116,6 +117,7 @@ func (p *process) run(ctx context.Context, cfg *config.Config) error {
 	rest.Go(func() error {
 		return scrape.Run(restCtx, p.store, scrape.Options{Plans: &p.plans, Interval: p.interval, Failed: p.obs.PollFailed, Extracted: p.obs.ExtractFailed})
 	})
+	rest.Go(func() error { return p.feeds.run(restCtx) })
 	p.follow(restCtx, rest, cfg)
 	if l.metrics != nil {
 		rest.Go(func() error {

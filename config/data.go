@@ -3,6 +3,7 @@
 package config
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 
@@ -126,6 +127,9 @@ func (p *pickerDocument) use(at string, pl *Plugin, u plugin.Use) {
 // teller is the plugin that tells the data by default: the one named as its type, else the first
 // of that type.
 func (p *pickerDocument) teller(u plugin.Use) *Plugin {
+	if u.Data == plugin.PrefixMatch { // who hears engines knows best
+		u.From = cmp.Or(p.declared("precise-prefix-cache-producer"), u.From)
+	}
 	of := func(match func(*Plugin) bool) *Plugin {
 		i := slices.IndexFunc(p.picker.Plugins, func(o *Plugin) bool {
 			return o.entry.Tells(u.Data) && match(o) && (!o.entry.Is(plugin.Extractor) || p.fed(o))
@@ -139,6 +143,16 @@ func (p *pickerDocument) teller(u plugin.Use) *Plugin {
 		return by
 	}
 	return of(func(o *Plugin) bool { return o.Type == u.From || o.entry.ReplacedBy == u.From })
+}
+
+// declared is the name of the first plugin of that type that somebody wrote; empty when there is none.
+func (p *pickerDocument) declared(typ string) string {
+	for _, pl := range p.picker.Plugins {
+		if pl.Type == typ && !pl.Implied {
+			return pl.Name
+		}
+	}
+	return ""
 }
 
 // fed reports whether a source brings an extractor what it reads. Labels need none.

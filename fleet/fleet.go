@@ -112,6 +112,8 @@ type Endpoint struct {
 	// Models are the names this endpoint's /v1/models listed, adapters included;
 	// nil until it was told.
 	Models []string
+	// Tuned are those of Models that are adapters of another.
+	Tuned []string
 	// Reading is what its metrics page last said.
 	Reading
 	// Attributes are sorted by name and producer; see [Endpoint.Attribute].

@@ -20,6 +20,7 @@ type Load struct {
 	ended    atomic.Bool
 	health   health
 	pace     pace
+	grade    grade
 }
 
 // Requests counts the requests in flight.

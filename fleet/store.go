@@ -88,6 +88,7 @@ type told struct {
 	address netip.AddrPort // spec.Address, zero when it is none
 	left    time.Time      // when it went away
 	models  []string
+	tuned   []string
 	reading Reading
 	load    *Load
 	// parts are the attributes by who told them; attributes is all of them.
@@ -175,12 +176,12 @@ func (s *Store) Tell(id ID, load *Load, r Reading) {
 	s.tell(id, load, func(t *told) { t.reading = r })
 }
 
-// TellModels records the model names that the incarnation serves.
-func (s *Store) TellModels(id ID, load *Load, models []string) {
+// TellModels records the model names that the incarnation serves, and which of them are adapters of another.
+func (s *Store) TellModels(id ID, load *Load, models, tuned []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if t := s.alive[id]; t != nil && t.load == load && !(t.models != nil && slices.Equal(t.models, models)) {
-		t.models = slices.Clone(models)
+	if t := s.alive[id]; t != nil && t.load == load && !(t.models != nil && slices.Equal(t.models, models) && slices.Equal(t.tuned, tuned)) {
+		t.models, t.tuned = slices.Clone(models), slices.Clone(tuned)
 		if t.models == nil {
 			t.models = []string{}
 		}
@@ -370,7 +371,7 @@ func (s *Store) publish() {
 		endpoints[i] = Endpoint{
 			ID: t.spec.ID, Address: t.spec.Address, AddrPort: t.address, Scrape: t.spec.Scrape,
 			Host: t.spec.Host, Pod: t.spec.Pod, NodeAddress: t.spec.NodeAddress, Labels: t.spec.Labels,
-			Models: t.models, Reading: t.reading, Attributes: t.attributes, Load: t.load,
+			Models: t.models, Tuned: t.tuned, Reading: t.reading, Attributes: t.attributes, Load: t.load,
 		}
 	}
 	for i, spec := range s.pools {

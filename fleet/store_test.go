@@ -329,7 +329,7 @@ func TestChanged(t *testing.T) {
 	c := s.Changed()
 	e := s.Load().Pools[0].Endpoints[0]
 	s.Tell(e.ID, e.Load, Reading{})
-	s.TellModels(e.ID, e.Load, []string{"m"})
+	s.TellModels(e.ID, e.Load, []string{"m"}, nil)
 	select {
 	case <-c:
 		t.Error("a reading is no change of membership")
@@ -397,7 +397,7 @@ func TestTellingTheGone(t *testing.T) {
 		old := s.Load().Pools[0].Endpoints[0]
 		s.SetEndpoints("test", specs("a=1:2"))
 		s.Tell(old.ID, old.Load, Reading{Waiting: Signal{9, time.Now()}})
-		s.TellModels(old.ID, old.Load, []string{"m"})
+		s.TellModels(old.ID, old.Load, []string{"m"}, nil)
 		<-time.After(time.Second)
 		synctest.Wait()
 		if e := s.Load().Pools[0].Endpoints[0]; !e.Waiting.At.IsZero() || e.Models != nil {
@@ -410,8 +410,8 @@ func TestModels(t *testing.T) {
 	s := one()
 	s.SetEndpoints("test", specs("a=1:1", "b=1:2"))
 	e := s.Load().Pools[0].Endpoints
-	s.TellModels(e[0].ID, e[0].Load, []string{"z", "m"})
-	s.TellModels(e[1].ID, e[1].Load, nil)
+	s.TellModels(e[0].ID, e[0].Load, []string{"z", "m"}, nil)
+	s.TellModels(e[1].ID, e[1].Load, nil, nil)
 	snap := s.Load()
 	if m := snap.Pools[0].Endpoints[1].Models; m == nil || len(m) != 0 {
 		t.Errorf("got %v, want an empty list: it was told", m)
@@ -419,7 +419,7 @@ func TestModels(t *testing.T) {
 	if got := snap.Models(); !slices.Equal(got, []string{"m", "z"}) {
 		t.Errorf("got %v", got)
 	}
-	s.TellModels(e[0].ID, e[0].Load, []string{"z", "m"})
+	s.TellModels(e[0].ID, e[0].Load, []string{"z", "m"}, nil)
 	if s.Load() != snap {
 		t.Error("published without news")
 	}
@@ -520,7 +520,7 @@ func TestAllAtOnce(t *testing.T) {
 					}
 					h := e.Load.Take(time.Time{}, 1, 0)
 					s.Tell(e.ID, e.Load, Reading{Waiting: Signal{float64(w), time.Now()}, Seen: e.Load.Sent()})
-					s.TellModels(e.ID, e.Load, []string{fmt.Sprint(i % 3)})
+					s.TellModels(e.ID, e.Load, []string{fmt.Sprint(i % 3)}, nil)
 					h.Release()
 				}
 				select {

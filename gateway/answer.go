@@ -105,6 +105,15 @@ func (x *Exchange) judge(end observe.End) {
 	}
 }
 
+// grade compares what was predicted of the endpoint's cache with what its engine reported.
+func (x *Exchange) grade() {
+	served := x.order != nil && x.out.Status >= 200 && x.out.Status < 300
+	if served && x.out.Address == x.order[x.at].Address {
+		x.order[x.at].Load.Graded(int64(x.out.PredictedCached), int64(x.out.Cached), int64(x.out.PromptTokens))
+	}
+	x.settle(served)
+}
+
 // work is what the request really brought, as far as the engine told, in tokens of uncached prompt and of
 // output; below 0 for unknown.
 func (x *Exchange) work() (uncached, output int64) {

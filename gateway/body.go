@@ -89,6 +89,14 @@ func (x *Exchange) sent() *request.Body {
 // media lists the hashes of the prompt's images, sounds and videos.
 func (x *Exchange) media(into []uint64) []uint64 { return x.facts.MediaHashes(x.sent(), into) }
 
+// appendBody appends the body as endpoints get it, but for a rewrite of its model.
+func (x *Exchange) appendBody(into []byte) []byte {
+	for p := range x.sent().Chunks {
+		into = append(into, p...)
+	}
+	return into
+}
+
 // feedPrompt lets the hasher read the prompt.
 func (x *Exchange) feedPrompt(h *kvcache.Hasher) { x.facts.FeedPrompt(x.sent(), h) }
 

@@ -29,9 +29,9 @@ func (x *Exchange) newCycle(ctx context.Context, now time.Time) *sched.Cycle {
 	c.Context, c.Now, c.Stale = ctx, now, x.g.Stale
 	c.ID, c.Model, c.Salt, c.Tenant, c.Priority = x.out.ID, x.out.Target, x.facts.Salt, x.out.Tenant, x.out.Priority
 	c.Headers, c.MaxTokens = heeded{x}, x.facts.MaxTokens
-	c.Prompt, c.Media = nil, nil
+	c.Prompt, c.Media, c.API, c.Body = nil, nil, x.api.String(), nil
 	if len(x.facts.Prompt) > 0 {
-		c.Prompt, c.Media = x.feedPrompt, x.media
+		c.Prompt, c.Media, c.Body = x.feedPrompt, x.media, x.appendBody
 	}
 	return c
 }
@@ -58,7 +58,8 @@ func (x *Exchange) dropCycle() {
 func (g *Gateway) putCycle(c *sched.Cycle) {
 	clear(c.Candidates[:cap(c.Candidates)]) // no old snapshot is kept alive
 	c.All, c.Peer, c.Source, c.Worker = nil, nil, sched.Source{}, nil
-	c.Context, c.Headers, c.Prompt, c.Media = nil, nil, nil, nil
+	c.Context, c.Headers, c.Prompt, c.Media, c.Body = nil, nil, nil, nil, nil
+	clear(c.Receipts)
 	g.cycles.Put(c)
 }
 
@@ -126,13 +127,32 @@ func (x *Exchange) decide(c *sched.Cycle) *Refusal {
 	if refused != nil {
 		return refused
 	}
-	plan.Placed(c, pick)
+	x.tell(c, pick)
 	x.order = make([]*fleet.Endpoint, 0, len(c.Order))
 	for _, i := range c.Order {
 		x.order = append(x.order, x.lane.target(c.Candidates[i]))
 	}
 	x.record(p, c)
 	return nil
+}
+
+// tell has the plugins know where the request goes, and keeps their receipts.
+func (x *Exchange) tell(c *sched.Cycle, chosen *fleet.Endpoint) {
+	x.lane.Plan.Placed(c, chosen)
+	x.receipts = append(x.receipts[:0], c.Receipts...)
+}
+
+// settle tells those who gave receipts how it ended.
+func (x *Exchange) settle(served bool) {
+	if len(x.receipts) == 0 {
+		return
+	}
+	e := sched.Ending{Now: time.Now(), Served: served, Prompt: int64(x.out.PromptTokens), Cached: int64(x.out.Cached)}
+	for _, r := range x.receipts {
+		r.Settle(e)
+	}
+	clear(x.receipts)
+	x.receipts = x.receipts[:0]
 }
 
 // reserve scores and reserves in one step, of which a pool makes one at a time.
@@ -159,6 +179,7 @@ func (x *Exchange) reserve(c *sched.Cycle, p *sched.Profile) (pick *fleet.Endpoi
 func (x *Exchange) record(p *sched.Profile, c *sched.Cycle) {
 	i := c.Order[0]
 	x.out.Score, x.out.EstimatedTokens = c.Total[i], int(c.Tokens)
+	x.out.Tokenizer, x.out.Untold = c.Tokenizer, c.Untold
 	x.out.PredictedCached = int(c.Cached("", i))
 	x.out.Parts = x.out.Parts[:0] // of an earlier turn
 	for k, s := range p.Scorers {

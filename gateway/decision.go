@@ -72,6 +72,10 @@ func (x *Exchange) keepDecision(c *sched.Cycle, p *sched.Profile) *observe.Decis
 	d.Scores, d.Total, d.Unseen, d.Order, d.Refused = d.Scores[:0], d.Total[:0], d.Unseen[:0], d.Order[:0], ""
 	prefix := c.Prefix("")
 	d.Match, d.Blocks, d.BlockTokens = append(d.Match[:0], prefix.Match...), prefix.Blocks, prefix.BlockTokens
+	d.Sure = d.Sure[:0]
+	for i := range prefix.Evidence {
+		d.Sure = append(d.Sure, prefix.Evidence[i].Confirmed())
+	}
 	if p == nil {
 		x.g.trace(x, c, nil, false)
 	}

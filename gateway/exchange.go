@@ -52,6 +52,7 @@ type Exchange struct {
 	ticket   flow.Ticket // from the gate
 	waited   flow.Story  // at the gate
 	hold     fleet.Hold
+	receipts []sched.Receipt // of plugins, for the placement in force
 	answer   *request.Answer
 	sse      bool
 	rename   rename
@@ -134,6 +135,7 @@ func (x *Exchange) End(end observe.End) {
 		x.answer = nil
 	}
 	x.restored()
+	x.grade()
 	x.ticket.Prompt(int64(x.out.PromptTokens))
 	x.ticket.End(x.work())
 	if x.scan != nil {

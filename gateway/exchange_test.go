@@ -53,7 +53,7 @@ func newRig(t testing.TB, n int, level slog.Level) *rig {
 	})
 	r.SetLanes(Lanes{{Namespace: "default", Name: "p"}: defaultLane()})
 	for _, e := range r.endpoints() {
-		store.TellModels(e.ID, e.Load, []string{"m"})
+		store.TellModels(e.ID, e.Load, []string{"m"}, nil)
 	}
 	t.Cleanup(func() {
 		if r.Open() != 0 {
@@ -512,7 +512,7 @@ func TestTraceTellsEachStep(t *testing.T) {
 	}
 	r.log.Reset()
 	e := r.endpoints()[1]
-	r.Store.TellModels(e.ID, e.Load, []string{"other"})
+	r.Store.TellModels(e.ID, e.Load, []string{"other"}, nil)
 	r.endpoints()[0].Load.Fail(time.Now(), r.Health(), true, "connection refused")
 	x, _, _ = r.place(t, nil, chat("x"))
 	x.End(observe.Complete)

@@ -54,13 +54,14 @@ func (x *Exchange) move(e *fleet.Endpoint) {
 		if i := slices.IndexFunc(c.Candidates, func(o *fleet.Endpoint) bool { return o.Load == e.Load }); i >= 0 {
 			chosen = c.Candidates[i]
 			work, output = c.Work(i)
+			x.out.PredictedCached = int(c.Cached("", i))
 		}
 	}
 	x.hold = x.ticket.Force(e, now, work, output)
 	e.Load.Probe(now)
 	x.name(e)
 	if x.cycle != nil {
-		x.lane.Plan.Placed(x.cycle, chosen)
+		x.tell(x.cycle, chosen)
 		x.sets(x.cycle)
 	}
 }

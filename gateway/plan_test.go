@@ -138,7 +138,7 @@ func TestFatesTellWhoWasLeftOutAndWhy(t *testing.T) {
 		p.Profiles[0].Filters = []sched.Named[sched.Filter]{screen("f1", "e5"), screen("f2")}
 	})
 	e := r.endpoints()
-	r.Store.TellModels(e[0].ID, e[0].Load, []string{"other"})
+	r.Store.TellModels(e[0].ID, e[0].Load, []string{"other"}, nil)
 	e[2].Load.Fail(time.Now(), r.Health(), true, "refused")
 	x := r.Begin(&r.door, Head{Method: "POST", Path: "/v1/chat/completions", Headers: headers{}, HasSubset: true,
 		Subset: []string{"10.0.0.1,10.0.0.3,10.0.0.4,10.0.0.5,10.0.0.6,10.0.0.7"}})

@@ -19,7 +19,7 @@ import (
 func (r *rig) rules(rules fleet.Rewrites) {
 	r.Store.SetPools([]fleet.PoolSpec{{ID: fleet.ID{Namespace: "default", Name: "p"}, Rewrites: rules}})
 	e := r.endpoints()[1]
-	r.Store.TellModels(e.ID, e.Load, []string{"n", "lora"})
+	r.Store.TellModels(e.ID, e.Load, []string{"n", "lora"}, nil)
 }
 
 func to(models ...string) *fleet.Rewrite {

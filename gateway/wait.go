@@ -154,6 +154,7 @@ const maxRequeued = 5
 // x-penstock-requeue: never.
 func (x *Exchange) Requeue(ctx context.Context) (*Placement, *Refusal) {
 	x.hold.Release()
+	x.settle(false)
 	x.ticket.End(0, 0)
 	x.ticket, x.order, x.at = flow.Ticket{}, nil, 0
 	x.dropCycle()

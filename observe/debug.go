@@ -13,7 +13,7 @@ import (
 	"github.com/penstock-project/penstock/fleet"
 )
 
-// MuxOptions say what the metrics address serves beside /metrics, /debug/fleet, /debug/decisions and /healthz.
+// MuxOptions say what the metrics address serves beside /metrics, /debug/fleet, /debug/kvcache, /debug/decisions and /healthz.
 type MuxOptions struct {
 	// Config is the configuration in force, for /debug/fleet, in a form that JSON can say; no secrets. Nil for none.
 	Config func() any
@@ -28,6 +28,7 @@ func (o *Observer) Mux(opt MuxOptions) *http.ServeMux {
 	m := http.NewServeMux()
 	m.Handle("GET /metrics", o.Handler())
 	m.HandleFunc("GET /debug/fleet", func(w http.ResponseWriter, _ *http.Request) { o.serveFleet(w, opt.Config) })
+	m.HandleFunc("GET /debug/kvcache", o.serveCaches)
 	m.HandleFunc("GET /debug/decisions", o.serveDecisions)
 	m.HandleFunc("GET /debug/decisions/{id...}", o.serveDecision)
 	m.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { say(w, http.StatusOK, "ok") })
@@ -104,6 +105,7 @@ type (
 		TTFT      *float64              `json:"ttft_ms,omitempty"`              // recent, of our streamed answers
 		Rate      *float64              `json:"prefill_tokens_per_s,omitempty"` // learned from them
 		Samples   int64                 `json:"samples,omitempty"`
+		Prefixes  *AgreementView        `json:"prefix_agreement,omitempty"` // of predicted with reported cached tokens
 		Health    HealthView            `json:"health"`
 		Slot      uint32                `json:"slot"`
 	}
@@ -166,6 +168,7 @@ func (o *Observer) endpoint(e *fleet.Endpoint, now time.Time) EndpointView {
 		BlockSize: e.BlockSize, NumBlocks: e.NumBlocks, Adapters: e.Adapters, Queued: e.Queued, MaxLoRA: e.MaxAdapters,
 		Requests: e.Load.Requests(), Tokens: e.Load.Tokens(), Sent: e.Load.Sent(), Unseen: e.Unseen(now, o.stale),
 		Samples: e.Load.Samples(), Health: o.healthOf(e, now), Slot: e.Load.Slot,
+		Prefixes: agreementOf(e.Load),
 	}
 	if d, ok := e.Load.Latency(now); ok {
 		ms := float64(d.Microseconds()) / 1e3

@@ -45,6 +45,7 @@ type Decision struct {
 	Flying []int32 // requests in flight, without this one
 	Work   []int64 // tokens of work in flight, without this one
 	Match  []int32 // cached blocks, of Blocks, each of BlockTokens tokens
+	Sure   []int32 // of these, those that the engine said it holds; empty where nobody listens to engines
 	// Blocks is 0 when nobody looked for cached prefixes.
 	Blocks, BlockTokens int
 	// Order lists candidates, the pick first, then its fallbacks.
@@ -73,5 +74,5 @@ type Attempt struct {
 func (d *Decision) Forget() {
 	clear(d.Ill)
 	*d = Decision{Fates: d.Fates[:0], Origin: d.Origin[:0], Scores: d.Scores[:0], Total: d.Total[:0], Unseen: d.Unseen[:0],
-		Flying: d.Flying[:0], Work: d.Work[:0], Match: d.Match[:0], Order: d.Order[:0], Ill: d.Ill[:0]}
+		Flying: d.Flying[:0], Work: d.Work[:0], Match: d.Match[:0], Sure: d.Sure[:0], Order: d.Order[:0], Ill: d.Ill[:0]}
 }

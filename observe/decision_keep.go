@@ -97,6 +97,7 @@ type seat struct {
 	unseen  int32
 	flying  int32
 	match   int32
+	sure    int32 // of match; below 0 for not known
 	work    int64
 	waiting reading
 	running reading
@@ -221,6 +222,9 @@ func (k *decisions) see(r *kept, d *Decision) {
 		}
 		if int(i) < len(d.Match) {
 			s.match = d.Match[i]
+		}
+		if s.sure = -1; int(i) < len(d.Sure) {
+			s.sure = d.Sure[i]
 		}
 		if scored {
 			s.total, s.unseen = d.Total[i], d.Unseen[i]

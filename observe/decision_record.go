@@ -87,15 +87,18 @@ type (
 		Total   *float64         `json:"total,omitempty"`
 		Scores  []CandidateScore `json:"scores,omitempty"`
 		// Penalty is what the Unseen requests took off the total.
-		Penalty      float64               `json:"penalty,omitempty"`
-		Unseen       int                   `json:"unseen"` // requests in flight that no signal showed
-		InFlight     int                   `json:"in_flight"`
-		Work         int64                 `json:"inflight_tokens"`
-		CachedBlocks int                   `json:"cached_blocks"`
-		CachedTokens int                   `json:"cached_tokens"`
-		Signals      map[string]SignalView `json:"signals"`
-		Attrs        []AttributeView       `json:"attributes,omitempty"`
-		Health       *HealthView           `json:"health,omitempty"` // absent for healthy
+		Penalty      float64 `json:"penalty,omitempty"`
+		Unseen       int     `json:"unseen"` // requests in flight that no signal showed
+		InFlight     int     `json:"in_flight"`
+		Work         int64   `json:"inflight_tokens"`
+		CachedBlocks int     `json:"cached_blocks"`
+		// ConfirmedBlocks are those of CachedBlocks that the engine said it holds; the others are expected of it. Absent where nobody
+		// listens to engines.
+		ConfirmedBlocks *int                  `json:"confirmed_blocks,omitempty"`
+		CachedTokens    int                   `json:"cached_tokens"`
+		Signals         map[string]SignalView `json:"signals"`
+		Attrs           []AttributeView       `json:"attributes,omitempty"`
+		Health          *HealthView           `json:"health,omitempty"` // absent for healthy
 	}
 	// CandidateScore is one scorer's part of a total.
 	CandidateScore struct {
@@ -247,6 +250,10 @@ func (r *kept) candidate(at int) Candidate {
 		Unseen: int(s.unseen), InFlight: int(s.flying), Work: s.work, CachedBlocks: int(s.match),
 		CachedTokens: int(s.match) * r.blockSize,
 		Signals:      map[string]SignalView{"waiting": s.waiting.view(), "running": s.running.view(), "kv_usage": s.kv.view()},
+	}
+	if at < r.stay && s.sure >= 0 {
+		sure := int(s.sure)
+		c.ConfirmedBlocks = &sure
 	}
 	if r.out.EstimatedTokens > 0 {
 		c.CachedTokens = min(c.CachedTokens, r.out.EstimatedTokens)

@@ -60,6 +60,9 @@ type Observer struct {
 	open, buffered            atomic.Pointer[func() int64]
 	decisions                 decisions
 	queues                    queues
+	caches                    caches
+	predicted, prompts        prometheus.Histogram
+	tokenizers                *prometheus.CounterVec
 
 	mu     sync.Mutex
 	causes map[*fleet.Load]string // why the metrics page of an incarnation was last not read
@@ -87,6 +90,7 @@ func New(opt Options) *Observer {
 	o.table = table{served: o.served, sets: map[Labels]*series{}, models: map[string]bool{}, tenants: map[string]bool{"default-flow": true}}
 	o.attempts.init(o.store)
 	o.queues.init(o)
+	o.caches.o = o
 	o.decisions.healthy.max, o.decisions.troubled.max = ringBytes, ringBytes
 	o.SetHealth(fleet.DefaultHealth())
 	o.register(opt)
@@ -106,6 +110,10 @@ func (o *Observer) register(opt Options) {
 		Help: "Polls of endpoints that failed."}, []string{"source_type"})
 	o.extractErrors = prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "datalayer_extract_errors_total",
 		Help: "Polls whose answer lacked what was looked for, or had a value that cannot be."}, []string{"source_type", "extractor_type"})
+	o.predicted = histogram("prefix_predicted_cached_tokens", "Prompt tokens that the chosen endpoint was predicted to have cached.", tokenBounds)
+	o.prompts = histogram("prefix_prompt_tokens", "Prompt tokens as they were counted before the decision.", tokenBounds)
+	o.tokenizers = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "penstock_tokenizer_requests_total",
+		Help: "Requests by who counted their tokens; reason says why not the tokenizer that was asked first."}, []string{"tokenizer", "reason"})
 	o.droppedHeaders = prometheus.NewCounterVec(prometheus.CounterOpts{Name: "penstock_control_headers_dropped_total",
 		Help: "Headers of callers that only we may set, or that need trust, and were dropped."}, []string{"door"})
 	o.ejections = prometheus.NewCounter(prometheus.CounterOpts{Name: "penstock_endpoint_ejections_total",
@@ -126,7 +134,7 @@ func (o *Observer) register(opt Options) {
 		}
 		return float64(o.access.dropped.Load())
 	})
-	o.registry.MustRegister(&o.table, &o.attempts, &o.queues, &pools{o: o}, o.schedule, o.request, o.answer, o.plugins, o.pollErrors,
+	o.registry.MustRegister(&o.table, &o.attempts, &o.queues, &o.caches, &pools{o: o}, o.predicted, o.prompts, o.tokenizers, o.schedule, o.request, o.answer, o.plugins, o.pollErrors,
 		o.extractErrors, o.droppedHeaders, o.ejections, o.rewrites, info, ends, dropped, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 }
 
@@ -194,6 +202,13 @@ func (o *Observer) Done(out *Outcome) {
 	if out.Schedule > 0 {
 		o.schedule.Observe(out.Schedule.Seconds())
 		o.attempts.count(s.labels.Target, out)
+	}
+	if out.Tokenizer != "" {
+		o.tokenizers.WithLabelValues(out.Tokenizer, out.Untold).Inc()
+	}
+	if out.Endpoint != "" && out.EstimatedTokens > 0 {
+		o.predicted.Observe(float64(out.PredictedCached))
+		o.prompts.Observe(float64(out.EstimatedTokens))
 	}
 	if out.Rewrite != "" {
 		if c, err := o.rewrites.GetMetricWithLabelValues(out.Rewrite, s.labels.Model, s.labels.Target); err == nil { // else it is no UTF-8

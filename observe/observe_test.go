@@ -233,7 +233,7 @@ func TestLabelsAreBounded(t *testing.T) {
 	store := fleet.NewStore()
 	store.SetPools([]fleet.PoolSpec{{ID: fleet.ID{Name: "p"}}})
 	store.SetEndpoints("test", []fleet.EndpointSpec{{ID: fleet.ID{Name: "e"}, Address: "1:1"}})
-	store.TellModels(fleet.ID{Name: "e"}, store.Load().Pools[0].Endpoints[0].Load, []string{"real"})
+	store.TellModels(fleet.ID{Name: "e"}, store.Load().Pools[0].Endpoints[0].Load, []string{"real"}, nil)
 	o := New(Options{Store: store})
 	for i := range 100_000 {
 		o.Done(&Outcome{Labels: Labels{Model: "real", Target: "real", Tenant: fmt.Sprint("tenant", i)}, End: Complete, Status: 200})

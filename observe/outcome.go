@@ -87,4 +87,6 @@ type Outcome struct {
 	RequestBytes, ResponseBytes        int64
 	PromptTokens, OutputTokens, Cached int // as the engine reported, Unknown when it did not
 	EstimatedTokens, PredictedCached   int // as we estimated before dispatch
+	// Tokenizer says who counted EstimatedTokens, and Untold, in a word, why not the one that was asked first; empty for nobody.
+	Tokenizer, Untold string
 }

@@ -40,12 +40,20 @@ type Prefix struct {
 	Match       []int32
 	Blocks      int
 	BlockTokens int
+	// Evidence tells how each Match is known, where the producer says; Tiers is what a block in each tier is worth, where one
+	// is worth less than another.
+	Evidence []kvcache.Evidence
+	Tiers    *[3]float64
+	// Precise tells that engines say what they hold: it is the default, if there is one.
+	Precise bool
 	// Asked is the time, by the producer's own count, at which it looked.
 	Asked uint64
 	// Hash are the prompt's block keys; nil when nobody looked.
 	Hash *kvcache.Hasher
 	// ByName tells that only those who name the producer read it.
 	ByName bool
+
+	memory []kvcache.Evidence // for Evidence
 }
 
 // Encoded tells, by one producer, how much of the request's media each candidate has encoded before.
@@ -66,6 +74,37 @@ type Source struct {
 // can begin, and of its output where that counts.
 type Worker interface {
 	Work(c *Cycle, i int) (prefill, output int64)
+}
+
+// Prompts are a request's prompts as its engine reads them.
+type Prompts struct {
+	// IDs are the tokens of all prompts, Starts where each begins.
+	IDs    []uint32
+	Starts []int32
+	// Media are the items that are no text, by their place in IDs.
+	Media []MediaTokens
+}
+
+// MediaTokens are the places of an image, sound or video among the tokens of a prompt.
+type MediaTokens struct {
+	At, Len int
+	// Hash is the engine's name of the content.
+	Hash string
+}
+
+// A Receipt is what a plugin keeps of a request that it saw placed, until its end.
+type Receipt interface {
+	// Settle is told once how it ended, after the cycle is gone.
+	Settle(e Ending)
+}
+
+// Ending is how a request ended at the endpoint that it was placed on last.
+type Ending struct {
+	Now time.Time
+	// Served tells that its answer came, or at least began.
+	Served bool
+	// Prompt and Cached are tokens as the engine reported, below 0 for what it did not say.
+	Prompt, Cached int64
 }
 
 // Fate tells why an endpoint of the pool is not among the candidates: [Kept], one of the causes
@@ -108,10 +147,19 @@ type Cycle struct {
 	// MaxTokens is the caller's cap on output tokens, 0 for none.
 	MaxTokens int64
 	Prompt    Prompt
+	// API is the dialect of the request, such as chat, and Body appends its body as the endpoint will get it, but for a
+	// rewrite of the model; nil when there is none.
+	API  string
+	Body func(into []byte) []byte
 	// Media appends the hash of each image, sound or video of the prompt; nil when there is none.
 	Media func(into []uint64) []uint64
 	// Tokens estimates the prompt, in tokens; set by the first producer that knows.
 	Tokens int64
+	// Prompts are the prompts as token ids; empty when nobody told: see [Cycle.Tokenized].
+	Prompts Prompts
+	// Tokenizer says who counted the tokens, and Untold why not the one that was asked first, in a word; both are for people
+	// and counters.
+	Tokenizer, Untold string
 
 	// All are the pool's endpoints, and Fates what became of each; not to be changed.
 	All   []*fleet.Endpoint
@@ -142,6 +190,8 @@ type Cycle struct {
 	// Order lists candidates, the pick first, then its fallbacks from the best.
 	Order []int
 
+	// Receipts are told how the request ends. Whoever places it again finds its own here.
+	Receipts []Receipt
 	// Set are headers that plugins add to the request on its way to the endpoint.
 	Set []Header
 
@@ -168,6 +218,8 @@ func (c *Cycle) Begin(all []*fleet.Endpoint) {
 		c.Origin[i] = int32(i)
 	}
 	c.Prefixes, c.Encodings, c.Attributes, c.Set, c.Order = c.Prefixes[:0], c.Encodings[:0], c.Attributes[:0], c.Set[:0], c.Order[:0]
+	c.Prompts.IDs, c.Prompts.Starts, c.Prompts.Media, c.Receipts = c.Prompts.IDs[:0], c.Prompts.Starts[:0], c.Prompts.Media[:0], c.Receipts[:0]
+	c.Tokenizer, c.Untold = "", ""
 	c.Tokens, c.Peer, c.Profile, c.Source, c.Worker, c.hashes, c.listed, c.after = 0, nil, "", Source{}, nil, 0, false, FirstStage
 }
 
@@ -213,8 +265,11 @@ func (c *Cycle) compact() {
 		if k != i {
 			c.Candidates[k], c.Origin[k] = c.Candidates[i], at
 			for p := range c.Prefixes {
-				m := c.Prefixes[p].Match
-				m[k] = m[i]
+				f := &c.Prefixes[p]
+				f.Match[k] = f.Match[i]
+				if f.Evidence != nil {
+					f.Evidence[k] = f.Evidence[i]
+				}
 			}
 			for p := range c.Encodings {
 				m := c.Encodings[p].Match
@@ -225,7 +280,11 @@ func (c *Cycle) compact() {
 	}
 	c.Candidates, c.Origin = c.Candidates[:k], c.Origin[:k]
 	for p := range c.Prefixes {
-		c.Prefixes[p].Match = c.Prefixes[p].Match[:k]
+		f := &c.Prefixes[p]
+		f.Match = f.Match[:k]
+		if f.Evidence != nil {
+			f.Evidence = f.Evidence[:k]
+		}
 	}
 	for p := range c.Encodings {
 		c.Encodings[p].Match = c.Encodings[p].Match[:k]
@@ -235,36 +294,92 @@ func (c *Cycle) compact() {
 // hashed is the prompt in blocks of one size.
 type hashed struct {
 	kvcache.Hasher
-	block, limit int
+	form
+}
+
+// form is how a prompt is hashed: as text when cell is 0, else as tokens.
+type form struct {
+	block, cell, limit int
+	adapter            string
 }
 
 // Hash is the prompt in keys of blocks of that many tokens, at most limit of them a prompt (0 for no bound).
 // Producers that ask for the same share it. It holds until the decision is over and is not to be changed.
 func (c *Cycle) Hash(block, limit int) *kvcache.Hasher {
+	h, done := c.hasher(form{block: block, limit: limit})
+	if !done {
+		h.Reset(c.Model, c.Salt, block, limit)
+		if c.Prompt != nil {
+			c.Prompt(h)
+		}
+		h.Finish()
+	}
+	return h
+}
+
+func (c *Cycle) hasher(f form) (h *kvcache.Hasher, done bool) {
 	for _, h := range c.hashed[:c.hashes] {
-		if h.block == block && h.limit == limit {
-			return &h.Hasher
+		if h.form == f {
+			return &h.Hasher, true
 		}
 	}
 	if c.hashes == len(c.hashed) {
 		c.hashed = append(c.hashed, new(hashed))
 	}
-	h := c.hashed[c.hashes]
+	made := c.hashed[c.hashes]
 	c.hashes++
-	h.block, h.limit = block, limit
-	h.Reset(c.Model, c.Salt, block, limit)
-	if c.Prompt != nil {
-		c.Prompt(&h.Hasher)
+	made.form = f
+	return &made.Hasher, false
+}
+
+// Tokenized reports whether the prompts are known as token ids.
+func (c *Cycle) Tokenized() bool { return len(c.Prompts.Starts) > 0 }
+
+// HashTokens is the prompts in keys of blocks of token ids, as [kvcache.Engine] makes them of what engines tell; see
+// [kvcache.Hasher.ResetTokens]. The adapter is empty for the engine's own model. A prompt has no key for a block
+// that ends with it: its last token is computed in any case, so that the block is never read from the cache.
+func (c *Cycle) HashTokens(block, cell, limit int, adapter string) *kvcache.Hasher {
+	h, done := c.hasher(form{block, cell, limit, adapter})
+	if done {
+		return h
+	}
+	h.ResetTokens(adapter, c.Salt, block, cell, limit)
+	p := &c.Prompts
+	item := 0
+	for k, at := range p.Starts {
+		end := len(p.IDs)
+		if k+1 < len(p.Starts) {
+			end = int(p.Starts[k+1])
+		}
+		h.Start()
+		from := int(at)
+		to := max(from, from+(end-from-1)/block*block) // behind the last block that can be read
+		if len(p.Media) == 0 {
+			h.WriteTokens(p.IDs[from:to])
+			continue
+		}
+		for ; from < to; from += block {
+			for item < len(p.Media) && p.Media[item].At+p.Media[item].Len <= from {
+				item++
+			}
+			for _, m := range p.Media[item:] {
+				if m.At >= from+block {
+					break
+				}
+				h.Extra(m.Hash)
+			}
+			h.WriteTokens(p.IDs[from : from+block])
+		}
 	}
 	h.Finish()
-	return &h.Hasher
+	return h
 }
 
 // AddPrefix makes room for what a producer of that name finds; until it tells, nothing matches. The
 // pointer holds until the next AddPrefix.
 func (c *Cycle) AddPrefix(producer string) *Prefix {
 	p := another(&c.Prefixes)
-	*p = Prefix{Producer: producer, Match: sized(p.Match, len(c.Candidates))}
+	*p = Prefix{Producer: producer, Match: sized(p.Match, len(c.Candidates)), memory: p.memory}
 	clear(p.Match)
 	return p
 }
@@ -281,12 +396,20 @@ func another[T any](list *[]T) *T {
 }
 
 // Prefix is what the producer of that name found; the empty name is the default one, the first that is
-// not read by its name alone. Where nobody looked, nothing matches.
+// precise, else the first, of those that are not read by their name alone. Where nobody looked, nothing matches.
 func (c *Cycle) Prefix(producer string) *Prefix {
+	var usual *Prefix
 	for i := range c.Prefixes {
-		if p := &c.Prefixes[i]; p.Producer == producer || producer == "" && !p.ByName {
+		p := &c.Prefixes[i]
+		if p.Producer == producer {
 			return p
 		}
+		if producer == "" && !p.ByName && (usual == nil || p.Precise && !usual.Precise) {
+			usual = p
+		}
+	}
+	if usual != nil {
+		return usual
 	}
 	c.none.Match = sized(c.none.Match, len(c.Candidates)) // which nobody writes to
 	return &c.none
@@ -297,7 +420,15 @@ func (p *Prefix) Share(i int) float64 {
 	if p.Blocks == 0 {
 		return 0
 	}
-	return min(1, float64(p.Match[i])/float64(p.Blocks))
+	worth := float64(p.Match[i])
+	if p.Tiers != nil && p.Evidence != nil {
+		e := &p.Evidence[i]
+		worth = float64(e.Provisional)
+		for t, n := range e.Tiers {
+			worth += p.Tiers[t] * float64(n)
+		}
+	}
+	return min(1, worth/float64(p.Blocks))
 }
 
 // Cached is the cached part of the prompt at candidate i, in tokens, by the producer of that name.
@@ -391,6 +522,17 @@ func (c *Cycle) LookUp(x *kvcache.Index, h *kvcache.Hasher, p *Prefix) {
 	c.lookUp(x, h.Keys, h.Starts, p.Match)
 }
 
+// LookUpEvidence is LookUp with the evidence.
+func (c *Cycle) LookUpEvidence(x *kvcache.Index, h *kvcache.Hasher, p *Prefix) {
+	p.Hash, p.Blocks = h, len(h.Keys)
+	p.memory = sized(p.memory, len(c.Candidates))
+	p.Evidence = p.memory
+	x.Look(h.Keys, h.Starts, c.slotsOf(), p.Evidence, &c.scratch)
+	for i := range p.Evidence {
+		p.Match[i] = p.Evidence[i].Blocks()
+	}
+}
+
 // Items are the hashes of the prompt's images, sounds and videos. They hold until the decision is over.
 func (c *Cycle) Items() []uint64 {
 	if !c.listed {
@@ -432,11 +574,15 @@ func (c *Cycle) LookUpItems(x *kvcache.Index, m *Encoded) {
 }
 
 func (c *Cycle) lookUp(x *kvcache.Index, keys []uint64, starts, match []int32) {
+	x.Match(keys, starts, c.slotsOf(), match, &c.scratch)
+}
+
+func (c *Cycle) slotsOf() []uint32 {
 	c.slots = c.slots[:0]
 	for _, e := range c.Candidates {
 		c.slots = append(c.slots, e.Load.Slot)
 	}
-	x.Match(keys, starts, c.slots, match, &c.scratch)
+	return c.slots
 }
 
 // Work is how many tokens of work the request brings to candidate i.

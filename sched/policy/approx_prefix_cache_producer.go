@@ -101,7 +101,12 @@ func (p *ApproxPrefixCacheProducer) Produce(c *sched.Cycle) {
 	if p.MaxPrefixTokensToMatch > 0 {
 		limit = max(1, p.MaxPrefixTokensToMatch/block)
 	}
-	h := c.Hash(block, limit)
+	var h *kvcache.Hasher
+	if c.Tokenized() {
+		h = c.HashTokens(block, block, limit, c.Model)
+	} else {
+		h = c.Hash(block, limit)
+	}
 	if c.Tokens == 0 {
 		c.Tokens = h.Tokens()
 	}

@@ -13,6 +13,7 @@ var loadScorers = plugin.Set[sched.Scorer]{
 	"active-request-scorer":        func() sched.Scorer { return &ActiveRequestScorer{MaxBusyScore: 1} },
 	"token-load-scorer":            func() sched.Scorer { return &TokenLoadScorer{QueueThresholdTokens: 4194304} },
 	"lora-affinity-scorer":         func() sched.Scorer { return &LoraAffinityScorer{} },
+	"precise-prefix-cache-scorer":  func() sched.Scorer { return &PrecisePrefixCacheScorer{usualKVIndexing()} },
 	"no-hit-lru-scorer":            func() sched.Scorer { return &NoHitLRUScorer{LRUSize: 1024} },
 	"mm-embeddings-cache-scorer":   func() sched.Scorer { return &MMEmbeddingsCacheScorer{} },
 	"endpoint-attribute-scorer":    func() sched.Scorer { return &EndpointAttributeScorer{} },
@@ -33,6 +34,7 @@ var loadProducers = plugin.Set[sched.Producer]{
 	multiclusterApprox: func() sched.Producer {
 		return &MulticlusterApproxPrefixCacheProducer{newApproxPrefixCacheProducer()}
 	},
+	"precise-prefix-cache-producer": func() sched.Producer { return newPrecisePrefixCacheProducer() },
 	"burst-prefix-cache-producer": func() sched.Producer {
 		return &BurstPrefixCacheProducer{WindowDurationMs: 100, MaxPerReplica: -1, BlockSizeTokens: 64, MaxBatchSize: 1000, BalanceBy: "requests"}
 	},

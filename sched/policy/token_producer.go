@@ -5,31 +5,62 @@ package policy
 import (
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/penstock-project/penstock/kvcache"
 	"github.com/penstock-project/penstock/sched"
 )
 
-// TokenProducer says how many tokens the prompt has.
+// TokenProducer turns the prompt into tokens, or says how many they are about.
 //
-// It estimates: four bytes of text count as one token, token ids as themselves, and an image, sound or video as many
-// as estimate.image says. The tokenizers vllm, udsTokenizerConfig and local are accepted and not active yet:
-// with them, too, the prompt is estimated. At most one of the four is given.
+// With local it reads the model's own tokenizer and chat template in this process; with vllm it asks a vLLM server that renders
+// prompts. Where that fails, for one request or for all, and without either, it estimates: four bytes of text count
+// as one token, token ids as themselves, and an image, sound or video as many as estimate.image says. A step down is counted in
+// penstock_tokenizer_requests_total. At most one of the four tokenizers is given.
 type TokenProducer struct {
-	// ModelName is the model that the render service is asked for; it has no effect yet.
+	// ModelName is the model that the render service is asked for, if not the request's.
 	ModelName string `json:"modelName"`
 	// VLLM is a vLLM server that renders prompts into tokens.
 	VLLM *RenderService `json:"vllm"`
-	// UDSTokenizerConfig is the deprecated tokenizer service.
+	// UDSTokenizerConfig is the deprecated tokenizer service. It is accepted and not active: prompts are estimated.
 	UDSTokenizerConfig *TokenizerService `json:"udsTokenizerConfig"`
 	// Local is a tokenizer in this process.
 	Local *LocalTokenizer `json:"local"`
+	// Simulated is the tokenizer of penstock's simulated engines, when true.
+	Simulated bool `json:"simulated"`
 	// Estimate says how media count.
 	Estimate *Estimate `json:"estimate"`
 
 	perItem int64 // tokens of an image, sound or video above those that the prompt counts
+	reads   string
+	reader  Tokenizing
+	bodies  sync.Pool // *[]byte
 }
+
+// Tokenizing reads the prompts of a request as its engine will. The error says why it cannot, and begins with a word for
+// counters: see [Untold].
+type Tokenizing interface {
+	Tokenize(c *sched.Cycle, body []byte) error
+}
+
+// Untold is an error of a [Tokenizing], by the word that counts it.
+type Untold struct {
+	Why string
+	Err error
+}
+
+// Error implements error.
+func (u *Untold) Error() string { return u.Why + ": " + u.Err.Error() }
+
+// Unwrap gives the cause.
+func (u *Untold) Unwrap() error { return u.Err }
+
+// Use has prompts read by r, which is called name in counters.
+func (p *TokenProducer) Use(name string, r Tokenizing) { p.reads, p.reader = name, r }
+
+// Tokens is the producer itself, also where it is embedded.
+func (p *TokenProducer) Tokens() *TokenProducer { return p }
 
 // RenderService is a vLLM server that renders prompts into tokens.
 type RenderService struct {
@@ -52,7 +83,7 @@ type TokenizerService struct {
 
 // LocalTokenizer is a tokenizer in this process.
 type LocalTokenizer struct {
-	// Path is its tokenizer.json.
+	// Path is the model's folder as on the hub, with its tokenizer.json and its chat template, or a tokenizer.json alone.
 	Path string `json:"path"`
 }
 
@@ -125,7 +156,7 @@ func (p *TokenProducer) Validate() error {
 	for _, b := range []struct {
 		name string
 		is   bool
-	}{{"vllm", p.VLLM != nil}, {"udsTokenizerConfig", p.UDSTokenizerConfig != nil}, {"local", p.Local != nil}, {"estimate", p.Estimate != nil}} {
+	}{{"vllm", p.VLLM != nil}, {"udsTokenizerConfig", p.UDSTokenizerConfig != nil}, {"local", p.Local != nil}, {"simulated", p.Simulated}, {"estimate", p.Estimate != nil}} {
 		if b.is {
 			given = append(given, b.name)
 		}
@@ -141,7 +172,7 @@ func (p *TokenProducer) Validate() error {
 		}
 	}
 	if p.Local != nil && p.Local.Path == "" {
-		return errors.New("local.path: is missing: want a tokenizer.json")
+		return errors.New("local.path: is missing: want the model's folder, with its tokenizer.json")
 	}
 	if p.Estimate != nil && p.Estimate.Image != nil {
 		n, err := p.Estimate.Image.tokens()
@@ -182,14 +213,9 @@ func (e *ImageEstimate) tokens() (int64, error) {
 
 // Inactive tells which parameters have no effect yet.
 func (p *TokenProducer) Inactive() []string {
-	const instead = ": accepted, not active yet: tokens are estimated, four bytes of text to one"
 	switch {
-	case p.VLLM != nil:
-		return []string{"vllm" + instead}
 	case p.UDSTokenizerConfig != nil:
-		return []string{"udsTokenizerConfig" + instead}
-	case p.Local != nil:
-		return []string{"local" + instead}
+		return []string{"udsTokenizerConfig: accepted, not active: tokens are estimated, four bytes of text to one; want local or vllm"}
 	case p.Estimate != nil && p.Estimate.Video != nil:
 		return []string{"estimate.video: accepted, not active yet: a video counts as an image"}
 	}
@@ -198,14 +224,44 @@ func (p *TokenProducer) Inactive() []string {
 
 // Produce implements [sched.Producer].
 func (p *TokenProducer) Produce(c *sched.Cycle) {
+	if p.reader != nil && c.Body != nil && !c.Tokenized() {
+		body, _ := p.bodies.Get().(*[]byte)
+		if body == nil {
+			body = new([]byte)
+		}
+		*body = c.Body((*body)[:0])
+		err := p.reader.Tokenize(c, *body)
+		if cap(*body) <= mostBody {
+			p.bodies.Put(body)
+		}
+		if err == nil && c.Tokenized() {
+			c.Tokens, c.Tokenizer = int64(len(c.Prompts.IDs)), p.reads
+			return
+		}
+		c.Prompts.IDs, c.Prompts.Starts, c.Prompts.Media = c.Prompts.IDs[:0], c.Prompts.Starts[:0], c.Prompts.Media[:0]
+		c.Tokenizer, c.Untold = "estimate", "no-prompt"
+		var untold *Untold
+		switch {
+		case errors.As(err, &untold):
+			c.Untold = untold.Why
+		case err != nil:
+			c.Untold = "error"
+		}
+	}
 	if c.Tokens > 0 || c.Prompt == nil {
 		return
+	}
+	if c.Tokenizer == "" {
+		c.Tokenizer = "estimate"
 	}
 	c.Tokens = c.Hash(kvcache.MinBlockTokens, usualBlocks).Tokens() // the keys that prefix producers mostly ask for
 	if p.perItem != 0 {
 		c.Tokens = max(1, c.Tokens+p.perItem*int64(len(c.Items())))
 	}
 }
+
+// mostBody is how many bytes of a body's copy are kept for the next.
+const mostBody = 1 << 20
 
 // usualBlocks is how many blocks of a prompt prefix producers look at by default.
 const usualBlocks = 2048

@@ -49,7 +49,11 @@ type follow struct {
 
 func (f *follower) sync(snap *fleet.Snapshot) {
 	alive := map[*fleet.Load]int{}
-	for _, p := range snap.Pools {
+	pools := snap.Pools
+	if f.opt.Pool != (fleet.ID{}) {
+		pools = slices.DeleteFunc(slices.Clone(pools), func(p *fleet.Pool) bool { return p.ID != f.opt.Pool })
+	}
+	for _, p := range pools {
 		ranks := ranksOf(p.Endpoints)
 		for i, ep := range p.Endpoints {
 			if _, ok := alive[ep.Load]; ok || !ep.AddrPort.IsValid() {
@@ -64,7 +68,7 @@ func (f *follower) sync(snap *fleet.Snapshot) {
 			delete(f.each, load)
 		}
 	}
-	for _, p := range snap.Pools {
+	for _, p := range pools {
 		for _, ep := range p.Endpoints {
 			if rank, ok := alive[ep.Load]; ok && f.each[ep.Load] == nil {
 				f.begin(ep, rank)
@@ -79,12 +83,18 @@ func (f *follower) begin(ep *fleet.Endpoint, rank int) {
 	r := &reader{ctx: ctx, opt: f.opt, sink: f.sink, queue: newQueue(f.opt.Buffer), replays: f.replays,
 		only: &Source{Load: ep.Load, Name: ep.Address, Rank: rank}}
 	host := ep.AddrPort.Addr().String()
-	at := func(port int) string { return net.JoinHostPort(host, strconv.Itoa(port+rank)) }
-	if f.opt.ReplayPort > 0 {
-		r.replay = at(f.opt.ReplayPort)
+	at := func(port int, label string) string {
+		if own, err := strconv.ParseUint(ep.Labels[label], 10, 16); label != "" && err == nil && own > 0 {
+			return net.JoinHostPort(host, strconv.FormatUint(own, 10))
+		}
+		if port == 0 {
+			return ""
+		}
+		return net.JoinHostPort(host, strconv.Itoa(port+rank))
 	}
+	r.replay = at(f.opt.ReplayPort, f.opt.ReplayPortLabel)
 	f.wg.Go(r.tell)
-	f.wg.Go(func() { r.keepDialling(at(f.opt.Port)) })
+	f.wg.Go(func() { r.keepDialling(at(f.opt.Port, f.opt.PortLabel)) })
 }
 
 // ranksOf tells the rank of each endpoint of a pool.

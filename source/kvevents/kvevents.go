@@ -41,6 +41,7 @@ type Source struct {
 	// Rank is the data-parallel rank.
 	Rank int
 
+	again     atomic.Bool
 	connected atomic.Bool
 	heard     atomic.Int64 // UnixNano
 
@@ -51,6 +52,10 @@ type Source struct {
 
 // Connected reports whether the publisher is connected now.
 func (s *Source) Connected() bool { return s.connected.Load() }
+
+// Again has all that the engine holds told anew with the next message, as far as it can be replayed. It may be called while the
+// sink is told something.
+func (s *Source) Again() { s.again.Store(true) }
 
 // Heard is when a message came last, zero for never: a rank that is connected and silent may be one that publishes
 // elsewhere.

@@ -11,16 +11,23 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/penstock-project/penstock/fleet"
 )
 
 // Options say how to listen. The zero value of each field is the default that it names.
 type Options struct {
+	// Pool is the pool whose endpoints are dialled; the zero ID is all.
+	Pool fleet.ID
 	// Topic is how topics begin that count; empty for all.
 	Topic string
 	// Port is what rank 0 publishes on, and the ranks above on those behind it: 5557.
 	Port int
 	// ReplayPort is, in the same way, where missed messages can be asked for; 0 for nowhere.
 	ReplayPort int
+	// PortLabel and ReplayPortLabel name labels that hold an endpoint's own Port and ReplayPort, for engines that share an
+	// address; empty for none.
+	PortLabel, ReplayPortLabel string
 	// Buffer bounds the bytes of messages that wait for the sink, for each connection: 8 MiB. A single message may
 	// have as many.
 	Buffer int
@@ -222,6 +229,9 @@ func (r *reader) message(topic []byte, seq uint64, payload []byte) {
 		}
 	}
 	b.setTopic(topic)
+	if s.again.Swap(false) {
+		s.track.forget()
+	}
 	sum := sumOf(payload)
 	v := s.track.judge(seq, sum)
 	switch v {

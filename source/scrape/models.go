@@ -15,7 +15,8 @@ const (
 func (r *runner) readModels(j job, body []byte) error {
 	var list struct {
 		Data *[]struct {
-			ID string `json:"id"`
+			ID     string  `json:"id"`
+			Parent *string `json:"parent"`
 		} `json:"data"`
 	}
 	if err := json.Unmarshal(body, &list); err != nil || list.Data == nil {
@@ -25,11 +26,15 @@ func (r *runner) readModels(j job, body []byte) error {
 		return Malformed
 	}
 	ids := make([]string, 0, len(*list.Data))
+	var tuned []string
 	for _, m := range *list.Data {
 		if m.ID != "" && len(m.ID) <= maxModel {
 			ids = append(ids, m.ID)
+			if m.Parent != nil && *m.Parent != "" {
+				tuned = append(tuned, m.ID)
+			}
 		}
 	}
-	r.store.TellModels(j.ep.ID, j.load, ids)
+	r.store.TellModels(j.ep.ID, j.load, ids, tuned)
 	return nil
 }

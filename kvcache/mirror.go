@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kvcache
+
+import (
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// Mirror is what the engines of one pool hold, as far as they said so: an index, and a [Follower] for each of them.
+// Its methods may be called from any goroutine.
+type Mirror struct {
+	// Index is read and written by routing, too: promises stand beside what engines said.
+	Index *Index
+
+	fixed int           // blocks of that many tokens; 0 for what engines tell
+	began atomic.Int64  // UnixNano
+	sizes atomic.Uint64 // block and cell, once known
+
+	mu        sync.Mutex
+	followers map[uint32]*Follower
+	adapters  map[string]bool
+	known     atomic.Int64 // adapters
+}
+
+// usualBlock is the block, in tokens, where nobody tells: vLLM's on GPUs.
+const usualBlock = 16
+
+// mostAdapters bounds the names of adapters that a Mirror remembers.
+const mostAdapters = 4096
+
+// NewMirror returns a Mirror whose index holds at most that many bytes, in blocks of that many tokens; 0 takes the size that
+// engines tell.
+func NewMirror(bytes int64, blockTokens int) *Mirror {
+	return &Mirror{Index: NewBoundedIndex(bytes), fixed: blockTokens, followers: map[uint32]*Follower{}, adapters: map[string]bool{}}
+}
+
+// Sizes are our block and the cell of its chain, in tokens. The first call decides: told is what an engine says of its
+// own blocks, 0 for nothing.
+func (m *Mirror) Sizes(told int) (block, cell int) {
+	if s := m.sizes.Load(); s != 0 {
+		return int(s >> 32), int(uint32(s))
+	}
+	block = m.fixed
+	if block <= 0 {
+		block = told
+	}
+	if block <= 0 {
+		block = usualBlock
+	}
+	cell = 1 // the largest power of two up to usualBlock, which divides the blocks of all engines that we know
+	for cell < usualBlock && block%(2*cell) == 0 {
+		cell *= 2
+	}
+	if !m.sizes.CompareAndSwap(0, uint64(block)<<32|uint64(cell)) {
+		return m.Sizes(0)
+	}
+	return block, cell
+}
+
+// Block is our block in tokens, 0 until Sizes decided.
+func (m *Mirror) Block() int { return int(m.sizes.Load() >> 32) }
+
+// Tick moves the index's clock and returns its generation, seconds from the first call.
+func (m *Mirror) Tick(now time.Time) int64 {
+	n := now.UnixNano()
+	m.began.CompareAndSwap(0, n)
+	g := max(0, n-m.began.Load())/int64(time.Second) + 1
+	m.Index.Advance(g)
+	return g
+}
+
+// Adapter reports whether engines hold blocks of an adapter of that name.
+func (m *Mirror) Adapter(name string) bool {
+	if m.known.Load() == 0 {
+		return false
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.adapters[name]
+}
+
+// Follow returns the follower of the endpoint in that slot, which is made at the first call. told is the engine's block in
+// tokens, as far as known.
+func (m *Mirror) Follow(slot uint32, told int) *Follower {
+	m.Sizes(told)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	f := m.followers[slot]
+	if f == nil {
+		f = &Follower{mirror: m, slot: slot}
+		f.engine.Store(m.engine(slot))
+		m.followers[slot] = f
+	}
+	return f
+}
+
+func (m *Mirror) engine(slot uint32) *Engine {
+	block, cell := m.Sizes(0)
+	return NewEngine(m.Index, EngineOptions{Slot: slot, BlockTokens: block, CellTokens: cell})
+}
+
+// Gone forgets the endpoint in that slot. What its follower is told afterwards does nothing.
+func (m *Mirror) Gone(slot uint32) {
+	m.mu.Lock()
+	f := m.followers[slot]
+	delete(m.followers, slot)
+	m.mu.Unlock()
+	if f != nil {
+		f.engine.Load().Close()
+	} else {
+		m.Index.Clear(slot)
+	}
+}
+
+// Of is the follower of the endpoint in that slot, nil if there is none.
+func (m *Mirror) Of(slot uint32) *Follower {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.followers[slot]
+}
+
+// Followers lists all, by slot.
+func (m *Mirror) Followers() []*Follower {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	list := make([]*Follower, 0, len(m.followers))
+	for _, slot := range slices.Sorted(maps.Keys(m.followers)) {
+		list = append(list, m.followers[slot])
+	}
+	return list
+}
+
+// learn remembers an adapter's name.
+func (m *Mirror) learn(adapter string) {
+	if adapter == "" || m.Adapter(adapter) {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.adapters) < mostAdapters {
+		m.adapters[adapter] = true
+		m.known.Store(int64(len(m.adapters)))
+	}
+}
+
+// Follower applies the events of one endpoint's engine, unless it is not believed.
+type Follower struct {
+	mirror *Mirror
+	slot   uint32
+	engine atomic.Pointer[Engine]
+	heard  atomic.Bool
+	events atomic.Uint64
+	quiet  atomic.Int32 // requests in a row without a word
+	up     atomic.Pointer[func() bool]
+
+	mu      sync.Mutex
+	strikes int
+	judged  int          // requests since it is believed
+	agreed  float64      // their mean agreement, of late
+	until   atomic.Int64 // UnixNano until when it is not believed; 0 for never
+	again   bool         // what it said before is to be asked for again
+}
+
+// Slot is the endpoint's.
+func (f *Follower) Slot() uint32 { return f.slot }
+
+// Counts tell what became of the engine's events.
+func (f *Follower) Counts() Counts { return f.engine.Load().Counts() }
+
+// Connected has up asked whether events can come.
+func (f *Follower) Connected(up func() bool) { f.up.Store(&up) }
+
+// Up reports whether events can come, as far as known.
+func (f *Follower) Up() bool {
+	up := f.up.Load()
+	return up == nil || (*up)()
+}
+
+// Heard reports whether events came.
+func (f *Follower) Heard() bool { return f.heard.Load() }
+
+// Live reports whether the engine's word is to be had: it is heard, connected and believed.
+func (f *Follower) Live(now time.Time) bool {
+	return f != nil && f.heard.Load() && f.Up() && !f.Muted(now)
+}
+
+// Muted reports whether the engine's word is not taken, since it proved wrong.
+func (f *Follower) Muted(now time.Time) bool {
+	until := f.until.Load()
+	return until != 0 && now.UnixNano() < until
+}
+
+// How long an engine is not believed that was wrong: first, and at most, doubling in between.
+const (
+	firstMute = time.Minute
+	mostMute  = time.Hour
+)
+
+// Mute forgets all that the engine said and does not believe it for a while, longer each time.
+func (f *Follower) Mute(now time.Time) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.mirror.Of(f.slot) != f {
+		return // its endpoint is gone
+	}
+	f.until.Store(now.Add(min(firstMute<<min(f.strikes, 10), mostMute)).UnixNano())
+	f.strikes++
+	f.again, f.judged, f.agreed = true, 0, 0
+	f.engine.Swap(f.mirror.engine(f.slot)).Close()
+}
+
+// Believe reports whether an event that comes now counts, and whether it is the first after a time when none did: then all that
+// the engine holds is to be asked for again.
+func (f *Follower) Believe(now time.Time) (ok, again bool) {
+	f.events.Add(1)
+	if f.Muted(now) {
+		return false, false
+	}
+	f.heard.Store(true)
+	if f.until.Load() == 0 {
+		return true, false
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	again, f.again = f.again, false
+	return true, again
+}
+
+// Events counts what came, believed or not.
+func (f *Follower) Events() uint64 {
+	if f == nil {
+		return 0
+	}
+	return f.events.Load()
+}
+
+// mostQuiet is how many requests in a row may compute blocks without an event.
+const mostQuiet = 3
+
+// Silent is told that the engine computed blocks, and how many events had come before. It reports whether the engine is
+// taken for one that does not publish, which it is until its next event.
+func (f *Follower) Silent(before uint64) bool {
+	if f.events.Load() != before {
+		f.quiet.Store(0)
+		return !f.heard.Load()
+	}
+	if f.quiet.Add(1) >= mostQuiet {
+		f.heard.Store(false)
+	}
+	return !f.heard.Load()
+}
+
+// An engine is believed as long as it does not report much less of prompts as cached than it said it holds.
+const (
+	leastAgreement = 0.7
+	leastJudged    = 8
+	agreementOver  = 16
+)
+
+// Judge compares what the engine had said of a prompt with what it reported, in tokens, and mutes it when that was wrong
+// too often. That it reports more is no fault: it may hold what it said before we listened.
+func (f *Follower) Judge(now time.Time, said, reported, prompt int64) {
+	agree := 1 - float64(max(0, said-reported))/float64(max(prompt, 1))
+	f.mu.Lock()
+	f.judged++
+	f.agreed += (agree - f.agreed) / float64(min(f.judged, agreementOver))
+	wrong := f.judged >= leastJudged && f.agreed < leastAgreement
+	f.mu.Unlock()
+	if wrong {
+		f.Mute(now)
+	}
+}
+
+// Stored, Removed, Cleared, Restarted and Gap apply one event each; see [Engine]. Their callers ask Believe before.
+
+// Stored tells of blocks that the engine holds.
+func (f *Follower) Stored(s *Stored) {
+	f.mirror.learn(s.Adapter)
+	f.engine.Load().Store(s)
+}
+
+// Removed tells of blocks that left a tier.
+func (f *Follower) Removed(hashes []uint64, tier Tier, group, rank int) {
+	f.engine.Load().Remove(hashes, tier, group, rank)
+}
+
+// Cleared tells that a rank forgot all.
+func (f *Follower) Cleared(rank int) { f.engine.Load().Clear(rank) }
+
+// Restarted tells that a rank began anew.
+func (f *Follower) Restarted(rank int) { f.engine.Load().Restart(rank) }
+
+// doubted is for how many generations blocks are still expected of an engine after a gap in its events.
+const doubted = 120
+
+// Gap tells that some events are lost for good.
+func (f *Follower) Gap(missed uint64, now time.Time) {
+	f.engine.Load().Gap(missed, f.mirror.Tick(now)+doubted)
+}
