@@ -142,12 +142,15 @@ const (
 	mostEnding   = 1024
 )
 
+// usualTiers is what a block is worth in each tier, where nobody says; the field's figures, and the processor's for the disk.
+var usualTiers = [3]float64{1, 0.8, 0.8}
+
 func newPrecisePrefixCacheProducer() *PrecisePrefixCacheProducer {
-	return &PrecisePrefixCacheProducer{KVIndexing: usualKVIndexing(), unshown: new(unshown)}
+	return &PrecisePrefixCacheProducer{KVIndexing: usualKVIndexing(), unshown: new(unshown), mirror: kvcache.NewMirror(usualIndexBytes, 0)}
 }
 
 func usualKVIndexing() KVIndexing {
-	return KVIndexing{KVEventsConfig: KVEvents{TopicFilter: "kv@"}}
+	return KVIndexing{KVEventsConfig: KVEvents{TopicFilter: "kv@"}, ttl: usualPromise, tiers: usualTiers}
 }
 
 // SetName implements [sched.Namer].
@@ -216,7 +219,7 @@ func (x *KVIndexer) validate(p *KVIndexing) error {
 		p.bytes = n
 	}
 	p.bytes = max(p.bytes, leastIndexBytes)
-	p.tiers = [3]float64{1, 0.8, 0.8}
+	p.tiers = usualTiers
 	for i, b := range x.KVCacheBackendConfigs {
 		tier, ok := map[string]kvcache.Tier{"gpu": kvcache.GPU, "cpu": kvcache.CPU, "disk": kvcache.Disk, "storage": kvcache.Disk}[strings.ToLower(b.Name)]
 		switch {

@@ -143,6 +143,9 @@ func TestProducerLaws(t *testing.T) {
 				if w, ok := p.(sched.Placer); ok {
 					w.Placed(c, endpoints[0])
 				}
+				for _, r := range c.Receipts {
+					r.Settle(sched.Ending{Served: true, Prompt: -1, Cached: -1})
+				}
 			}); a != 0 {
 				t.Errorf("%v allocations, want 0", a)
 			}
