@@ -60,40 +60,61 @@ type TokenProcessor struct {
 	BlockSizeTokens int `json:"blockSizeTokens"`
 	// BlockSize is the deprecated name of BlockSizeTokens.
 	BlockSize int `json:"blockSize"`
-	// HashSeed and HashAlgorithm have no effect: the index has keys of its own, whatever engines call their blocks.
-	HashSeed      string `json:"hashSeed"`
+	// HashSeed has no effect: the index has keys of its own, whatever engines call their blocks.
+	HashSeed string `json:"hashSeed"`
+	// HashAlgorithm, cbor-fnv or xxh64, has no effect either.
 	HashAlgorithm string `json:"hashAlgorithm"`
 }
 
 // KVIndexer bounds the index and weighs tiers.
 type KVIndexer struct {
-	KVBlockIndexConfig struct {
-		// InMemoryConfig has no effect but that size, in blocks, bounds the memory.
-		InMemoryConfig *struct {
-			Size         int64 `json:"size"`
-			PodCacheSize int   `json:"podCacheSize"`
-		} `json:"inMemoryConfig"`
-		// CostAwareMemoryConfig bounds the memory.
-		CostAwareMemoryConfig *struct {
-			// Size is in bytes, such as 2GiB.
-			Size string `json:"size"`
-		} `json:"costAwareMemoryConfig"`
-		RedisConfig *struct {
-			Address string `json:"address"`
-		} `json:"redisConfig"`
-		EnableMetrics          bool   `json:"enableMetrics"`
-		MetricsLoggingInterval string `json:"metricsLoggingInterval"`
-	} `json:"kvBlockIndexConfig"`
+	// KVBlockIndexConfig bounds its memory; 2GiB where it says nothing.
+	KVBlockIndexConfig KVBlockIndex `json:"kvBlockIndexConfig"`
 	// KVCacheBackendConfigs weigh tiers: a block there is worth weight of one that is to be had at once.
 	KVCacheBackendConfigs []KVTier `json:"kvCacheBackendConfigs"`
 	// TokenizersPoolConfig belongs to token-producer and is refused.
 	TokenizersPoolConfig any `json:"tokenizersPoolConfig"`
 }
 
+// KVBlockIndex bounds the memory of the index.
+type KVBlockIndex struct {
+	// InMemoryConfig bounds it by a number of blocks.
+	InMemoryConfig *KVBlockCount `json:"inMemoryConfig"`
+	// CostAwareMemoryConfig bounds it by bytes.
+	CostAwareMemoryConfig *KVBlockBytes `json:"costAwareMemoryConfig"`
+	// RedisConfig is refused: the index is in memory.
+	RedisConfig *KVRedis `json:"redisConfig"`
+	// EnableMetrics has no effect: there are always metrics.
+	EnableMetrics bool `json:"enableMetrics"`
+	// MetricsLoggingInterval has no effect: /debug/kvcache tells at any time.
+	MetricsLoggingInterval string `json:"metricsLoggingInterval"`
+}
+
+// KVBlockCount bounds an index by blocks.
+type KVBlockCount struct {
+	// Size is how many blocks, of 48 bytes each.
+	Size int64 `json:"size"`
+	// PodCacheSize has no effect: any number of endpoints may hold a block.
+	PodCacheSize int `json:"podCacheSize"`
+}
+
+// KVBlockBytes bounds an index by bytes.
+type KVBlockBytes struct {
+	// Size is a number of bytes, such as 2GiB.
+	Size string `json:"size"`
+}
+
+// KVRedis is where another project keeps its index.
+type KVRedis struct {
+	// Address is of the server.
+	Address string `json:"address"`
+}
+
 // KVTier weighs a tier.
 type KVTier struct {
 	// Name is gpu, cpu or disk.
-	Name   string  `json:"name"`
+	Name string `json:"name"`
+	// Weight is from 0 to 1: 1 for gpu and 0.8 for the others where nobody says.
 	Weight float64 `json:"weight"`
 }
 
@@ -115,16 +136,17 @@ type KVEvents struct {
 
 // PodDiscovery says where engines publish.
 type PodDiscovery struct {
-	// PodLabelSelector and PodNamespace have no effect: every endpoint of the pool is dialled.
+	// PodLabelSelector has no effect: every endpoint of the pool is dialled.
 	PodLabelSelector string `json:"podLabelSelector"`
-	PodNamespace     string `json:"podNamespace"`
+	// PodNamespace has no effect either.
+	PodNamespace string `json:"podNamespace"`
 	// SocketPort is what rank 0 publishes on, those above on the ports behind it; 5557 when left out.
 	SocketPort int `json:"socketPort"`
 	// ReplaySocketPort is, in the same way, where missed events can be asked for; 0 for nowhere.
 	ReplaySocketPort int `json:"replaySocketPort"`
-	// PortLabel names a label of endpoints that holds their own socketPort, and ReplayPortLabel one for replaySocketPort; for engines
-	// that share a host.
-	PortLabel       string `json:"portLabel"`
+	// PortLabel names a label of endpoints that holds their own socketPort, for engines that share a host.
+	PortLabel string `json:"portLabel"`
+	// ReplayPortLabel names one for replaySocketPort.
 	ReplayPortLabel string `json:"replayPortLabel"`
 }
 
