@@ -3,6 +3,7 @@
 package penstock
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -57,12 +58,12 @@ func dev(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		defer stop()
 	}
 	text := ""
-	if *named != "" {
-		p, err := policy.ByName(*named)
+	if *file == "" {
+		p, err := policy.ByName(cmp.Or(*named, "default"))
 		if err != nil {
 			return misused("--policy: %v", err)
 		}
-		text = p.Config()
+		text = strings.Replace(p.Config(), "plugins:\n", "plugins:\n"+hearing, 1)
 	}
 	cfg, err := eppConfig(*file, text, &config.Pool{Namespace: "default", Name: "dev", PickerRef: "dev"}, true)
 	if err != nil {
@@ -74,6 +75,19 @@ func dev(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	return p.dev(ctx, cfg, stdout, *engines, *model, *rate)
 }
+
+// Labels of simulated engines, which share an address: where each publishes its KV events, and takes requests for those that were
+// missed.
+const (
+	eventsLabel  = "penstock.dev/kv-events-port"
+	replaysLabel = "penstock.dev/kv-replays-port"
+)
+
+// hearing are the plugins that know what simulated engines hold.
+const hearing = `- {type: token-producer, parameters: {simulated: true}}
+- type: precise-prefix-cache-producer
+  parameters: {kvEventsConfig: {podDiscoveryConfig: {portLabel: ` + eventsLabel + `, replayPortLabel: ` + replaysLabel + `}}}
+`
 
 // dev runs engines, the gateway in front of them, and the load. The engines end last.
 func (p *process) dev(ctx context.Context, cfg *config.Config, stdout io.Writer, engines int, model string, rate float64) error {
@@ -88,13 +102,17 @@ func (p *process) dev(ctx context.Context, cfg *config.Config, stdout io.Writer,
 		}
 		o := vllm.DefaultOptions()
 		o.Models = []string{model}
+		o.Events.Enabled, o.Events.Endpoint, o.Events.ReplayEndpoint = true, "tcp://127.0.0.1:0", "tcp://127.0.0.1:0"
+		o.Events.Topic = "kv@" + lis.Addr().String() + "@" + model
 		e, err := vllm.New(o)
 		if err != nil {
 			return err
 		}
 		fleetGroup.Go(func() error { return e.Run(fleetCtx) })
 		fleetGroup.Go(func() error { return serveHTTP(fleetCtx, lis, e.Handler()) })
-		endpoints[i] = fleet.EndpointSpec{ID: fleet.ID{Namespace: "default", Name: fmt.Sprint("engine-", i)}, Address: lis.Addr().String()}
+		events, replays := e.EventAddrs()
+		endpoints[i] = fleet.EndpointSpec{ID: fleet.ID{Namespace: "default", Name: fmt.Sprint("engine-", i)}, Address: lis.Addr().String(),
+			Labels: map[string]string{eventsLabel: portOf(events), replaysLabel: portOf(replays)}}
 	}
 	p.store.SetEndpoints("dev", endpoints)
 	p.started = func(l *listeners) {
@@ -113,6 +131,11 @@ func (p *process) dev(ctx context.Context, cfg *config.Config, stdout io.Writer,
 	return err
 }
 
+func portOf(a net.Addr) string {
+	_, port, _ := net.SplitHostPort(a.String())
+	return port
+}
+
 // greet says where everything is and what to try.
 func (p *process) greet(w io.Writer, l *listeners, endpoints []fleet.EndpointSpec, model string) {
 	url := "http://" + localURL(l.http.Addr().String())
@@ -122,7 +145,7 @@ func (p *process) greet(w io.Writer, l *listeners, endpoints []fleet.EndpointSpe
 	}
 	if l.metrics != nil {
 		m := localURL(l.metrics.Addr().String())
-		fmt.Fprintf(w, "metrics   http://%s/metrics   fleet  http://%s/debug/fleet\n", m, m)
+		fmt.Fprintf(w, "metrics   http://%s/metrics   fleet  http://%s/debug/fleet   caches  http://%s/debug/kvcache\n", m, m, m)
 		fmt.Fprintf(w, "why       penstock explain --request last --server %s\n", m)
 	}
 	fmt.Fprintf(w, "engines   %d simulated, model %s, on %s to %s\n", len(endpoints), model, endpoints[0].Address, endpoints[len(endpoints)-1].Address)

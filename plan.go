@@ -156,6 +156,11 @@ func (b *planner) value(d *config.Plugin) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	if t, ok := v.(interface{ Tokens() *policy.TokenProducer }); ok {
+		if err := b.tokenizer(t.Tokens()); err != nil {
+			return nil, fmt.Errorf("%s: %w", d.Name, err)
+		}
+	}
 	b.built[d.Name] = v
 	text, _ := json.Marshal(v) // plugins are plain structs; one that were not would only rebuild more often
 	fmt.Fprintf(&b.from, "%s %s %s\n", d.Name, d.Type, text)

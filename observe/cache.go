@@ -179,7 +179,9 @@ func (c *caches) Collect(ch chan<- prometheus.Metric) {
 				emit(ch, descPublisher, up, v.Pool, e.Endpoint, strconv.Itoa(p.Rank))
 			}
 			for _, outcome := range slices.Sorted(maps.Keys(e.Counts)) {
-				count(descTold, e.Counts[outcome], v.Pool, e.Endpoint, outcome)
+				if n := e.Counts[outcome]; n > 0 {
+					count(descTold, n, v.Pool, e.Endpoint, outcome)
+				}
 			}
 		}
 	}
