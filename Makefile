@@ -37,9 +37,10 @@ lint: modules ## gofmt, go vet, staticcheck, in both modules
 modules: ## download Go modules, trying again when the network fails
 	@scripts/modules.sh $(STATICCHECK)
 
-e2e: build ## the real parts: SDKs, Envoy, Prometheus, libzmq, vLLM, against bin/penstock
+e2e: build ## the real parts: SDKs, Envoy, Prometheus, Chromium, libzmq, vLLM, against bin/penstock
 	scripts/install-envoy.sh
 	scripts/install-prometheus.sh
+	scripts/install-chromium.sh
 	scripts/install-sdks.sh
 	scripts/install-vllm.sh
 	PENSTOCK_ZMQ_PYTHON=$$(scripts/install-zmq.sh)/venv/bin/python go test -count=1 -run=Libzmq ./source/kvevents
