@@ -127,8 +127,11 @@ func percent(v float64) string {
 	return digits(p, 0) + "%"
 }
 
-// span is a time in ms, for people: 0.3 ms, 712 ms, 3.21 s, 1,234 s.
+// span is a time in ms, for people: 3 µs, 0.3 ms, 712 ms, 3.21 s, 1,234 s.
 func span(ms float64) string {
+	if a := math.Abs(ms); a > 0 && a < 0.00995 {
+		return number(ms*1e3) + " µs"
+	}
 	if math.Abs(ms) < 9999.5 {
 		if math.Abs(ms) >= 999.5 {
 			return digits(ms/1e3, 2) + " s"

@@ -63,10 +63,10 @@ type section struct {
 }
 
 type block struct {
-	Title, Text string
-	Tables      []table
-	Key         []swatch
-	Figs        []fig
+	Title, Text, Note string
+	Tables            []table
+	Key               []swatch
+	Figs              []fig
 }
 
 type swatch struct{ Name, Ink string }
@@ -85,6 +85,7 @@ type table struct {
 
 type line struct {
 	Name  string
+	More  string
 	Ink   string
 	Best  bool
 	Cells []cell
@@ -108,7 +109,7 @@ func (p *painter) page() *page {
 	}
 	out.Answers, out.Scope = p.answers(), p.scope()
 	for _, s := range []section{
-		p.results(), p.regret(), p.ladder(), p.latency(), p.sideBySide(), p.queue(), p.tenants(), p.classes(), p.endpoints(), p.errors(), p.client(),
+		p.results(), p.notes(), p.regret(), p.ladder(), p.latency(), p.sideBySide(), p.queue(), p.tenants(), p.classes(), p.endpoints(), p.errors(), p.client(),
 	} {
 		if len(s.Blocks) > 0 {
 			out.Sections = append(out.Sections, s)
@@ -210,8 +211,8 @@ func (p *painter) scope() string {
 		}
 	}
 	policies := fmt.Sprintf("%d policies", len(p.policies))
-	if len(p.policies) == 1 {
-		policies = p.policies[0]
+	if len(p.policies) <= 3 {
+		policies = strings.Join(p.policies, ", ")
 	}
 	text := fmt.Sprintf("%s, %s, %s, ", policies, count(len(p.r.Workloads), "workload"), count(len(rates), "rate"))
 	if len(seeds) == 1 {
@@ -264,17 +265,19 @@ func (p *painter) result(g *rung) table {
 		{figure: figure{name: "TPOT mean", of: figTPOT.of}, time: true},
 		{figure: figHit}, {figure: figGood, dull: true, noise: true}, {figure: figRate},
 		{figure: figure{name: "queue", of: figQueue.of}, time: true, dull: true}, {figure: figErr, dull: true}, {figure: figJain, dull: true},
-		{figure: figure{name: "regret", of: func(x *Run) (float64, bool) { return x.Regret, x.Regret > 0 && len(p.policies) > 1 }, text: number}, dull: true},
+		{figure: figure{name: "regret", of: func(x *Run) (float64, bool) {
+			return x.Regret, x.Regret > 0 && len(p.policies) > 1 && p.r.Baseline == ""
+		}, text: number}, dull: true},
 		{figure: figure{name: "output tok/s", of: func(x *Run) (float64, bool) { return x.OutputTokensPerS, true }, text: number, higher: true}, dull: true},
 	}
 	t := table{Title: "Results of " + g.String(), Head: []string{"policy"}}
 	for i := range g.rows {
 		w := &g.rows[i]
-		name := w.policy
+		more := ""
 		if w.failed {
-			name += " (dropped work)"
+			more = "dropped work"
 		}
-		t.Rows = append(t.Rows, line{Name: name, Ink: ink(p.ink(w.policy)), Best: w.best && p.r.Baseline == ""})
+		t.Rows = append(t.Rows, line{Name: w.policy, More: more, Ink: ink(p.ink(w.policy)), Best: w.best})
 	}
 	type shown struct {
 		text  func(float64) string
@@ -346,6 +349,9 @@ func (p *painter) result(g *rung) table {
 
 // between is a range whose unit stands once: 312–314 ms.
 func between(low, high string) string {
+	if low == high {
+		return low
+	}
 	if _, unit, ok := strings.Cut(high, " "); ok {
 		low = strings.TrimSuffix(low, " "+unit)
 	}

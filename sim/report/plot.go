@@ -169,7 +169,7 @@ func (c *chart) draw() template.HTML {
 	left := 40.0
 	right := 12.0
 	if c.labels {
-		right = 106
+		right = 112
 	}
 	x := axis{low: math.Inf(1), high: math.Inf(-1), to: plotWidth - right, log: c.logX}
 	y := axis{low: 0, high: c.yHigh, from: height - bottom, to: top, log: c.logY}
@@ -188,11 +188,13 @@ func (c *chart) draw() template.HTML {
 	if math.IsInf(x.low, 0) {
 		return ""
 	}
-	if c.mark > 0 && !c.labels {
-		x.low, x.high = min(x.low, c.mark), max(x.high, c.mark*1.05)
+	if c.mark > 5*x.high || c.mark < x.low/5 {
+		c.mark = 0 // far from everything: all or none kept it
+	} else if c.mark > 0 {
+		x.low, x.high = min(x.low, c.mark*0.95), max(x.high, c.mark*1.05)
 	}
 	if c.logX {
-		x.low = max(x.low, x.high/1e6)
+		x.low = max(x.low, x.high/1e5)
 		if x.low <= 0 {
 			x.low = 1e-3
 		}
@@ -210,7 +212,7 @@ func (c *chart) draw() template.HTML {
 	}
 
 	for _, v := range y.ticks(5) {
-		left = max(left, 6.3*float64(len([]rune(bare(c.yText(v)))))+8)
+		left = max(left, 6.7*float64(len([]rune(bare(c.yText(v)))))+8)
 	}
 	x.from = left
 
@@ -226,8 +228,8 @@ func (c *chart) draw() template.HTML {
 	lastEnd := -100.0
 	for _, v := range ticks {
 		at, label := x.at(v), bare(c.xText(v))
-		half := 3 * float64(len([]rune(label)))
-		if at-half < lastEnd+4 {
+		half := 3.2 * float64(len([]rune(label)))
+		if at-half < lastEnd+6 {
 			continue
 		}
 		lastEnd = at + half
@@ -364,9 +366,9 @@ func strips(title, summary string, rows []strip, text func(float64) string, high
 	lastEnd := -100.0
 	for _, v := range x.ticks(3) {
 		label := bare(text(v))
-		half := 3 * float64(len([]rune(label)))
+		half := 3.2 * float64(len([]rune(label)))
 		s.line(x.at(v), top, x.at(v), height-bottom, "grid")
-		if x.at(v)-half > lastEnd+4 {
+		if x.at(v)-half > lastEnd+6 {
 			s.text(x.at(v), height-8, "mid", label)
 			lastEnd = x.at(v) + half
 		}
@@ -406,7 +408,7 @@ type heatRow struct {
 	values []float64
 }
 
-// heat draws rows of cells, darker for more; most is the value of the darkest.
+// heat draws rows of cells, stronger for more; most is the value of the strongest.
 func heat(title, summary string, rows []heatRow, most, seconds float64) template.HTML {
 	const left, right, top, bottom, levels = 78, 8, 4, 22, 8
 	columns := 0
@@ -453,7 +455,7 @@ func heatLevel(v, most float64, levels int) int {
 	if v <= 0 || most <= 0 {
 		return 0
 	}
-	return min(levels, 1+int(v/most*float64(levels)*0.9999))
+	return min(levels, 1+int(math.Sqrt(v/most)*float64(levels)*0.9999)) // by the root: a queue of 3 must be told from none beside one of 300
 }
 
 // clockTicks are about four round times from 0 to seconds.

@@ -96,7 +96,7 @@ func (r *Report) rungs() []*rung {
 		slices.SortStableFunc(out[from:], func(a, b *rung) int { return cmp.Compare(a.rate, b.rate) })
 	}
 	for _, g := range out {
-		g.judge()
+		g.judge(r.Baseline == "")
 	}
 	return out
 }
@@ -121,7 +121,8 @@ func (g *rung) best() *row {
 	return best
 }
 
-func (g *rung) judge() {
+// judge finds who failed, and who is the best where there is one to be found.
+func (g *rung) judge(compared bool) {
 	most := 0.0
 	for i := range g.rows {
 		w := &g.rows[i]
@@ -131,7 +132,7 @@ func (g *rung) judge() {
 	for i := range g.rows {
 		g.rows[i].failed = !enough(g.rows[i].completed(), most)
 	}
-	if best := g.best(); best != nil && len(g.rows) > 1 {
+	if best := g.best(); best != nil && compared && len(g.rows) > 1 {
 		best.best = true
 	}
 }

@@ -523,7 +523,7 @@ func (p *painter) classes() section {
 
 // endpoints is the load of each over time.
 func (p *painter) endpoints() section {
-	s := section{ID: "endpoints", Title: "Endpoints", Text: "Requests that wait or run on each endpoint over time, at the highest rate, first seed: the darker, the more, on one scale for all policies of a workload."}
+	s := section{ID: "endpoints", Title: "Endpoints", Text: "Requests that wait or run on each endpoint over time, at the highest rate, first seed. The stronger the colour, the more, by the square root and on one scale for all policies of a workload."}
 	plots := 0
 	for _, g := range p.top() {
 		high := 0.0
@@ -551,7 +551,7 @@ func (p *painter) endpoints() section {
 			b.Tables = append(b.Tables, t)
 		}
 		if len(b.Figs) > 0 {
-			b.Text = "Darkest: " + number(high) + " requests."
+			b.Text = "Strongest colour: " + number(high) + " requests."
 		}
 		if k := kinds(g); len(k.Rows) > 1 {
 			b.Tables = append(b.Tables, k)
@@ -573,7 +573,7 @@ func endpointCells(all []Endpoint) []cell {
 	}
 	return []cell{
 		{Text: number(brief(load.Mean))}, {Text: number(brief(load.Max))}, {Text: number(brief(load.Min))},
-		{Text: number(requests.Min) + "–" + number(requests.Max)}, {Text: percent(busy.Min) + "–" + percent(busy.Max)}, {Text: percent(hit.Min) + "–" + percent(hit.Max)},
+		{Text: between(number(requests.Min), number(requests.Max))}, {Text: between(percent(busy.Min), percent(busy.Max))}, {Text: between(percent(hit.Min), percent(hit.Max))},
 	}
 }
 
@@ -697,12 +697,21 @@ func (p *painter) client() section {
 	return sectionOf(s, t)
 }
 
-// reading explains the words and says the notes.
+// notes are what whoever measured has to say.
+func (p *painter) notes() section {
+	s := section{ID: "notes", Title: "Notes"}
+	for _, n := range p.r.Notes {
+		s.Blocks = append(s.Blocks, block{Note: n})
+	}
+	return s
+}
+
+// reading explains the words.
 func (p *painter) reading() []string {
-	out := slices.Clone(p.r.Notes)
-	out = append(out,
+	out := []string{
 		"Times to the first token (TTFT) count from when a request should have been sent. Time per output token (TPOT) is a request's mean after its first token. A quantile is the least value that this share of requests did not exceed; failed requests have no times, which is why a policy that drops work is marked.",
-		"With several seeds a figure is the mean over them, and the small figures beside it their least and most: a difference that is smaller than these is none.")
+		"With several seeds a figure is the mean over them, and the small figures beside it their least and most: a difference that is smaller than these is none.",
+	}
 	if len(p.policies) > mostCurves {
 		out = append(out, fmt.Sprintf("Plots show the first %d of %d policies.", mostCurves, len(p.policies)))
 	}
