@@ -70,6 +70,8 @@ type Options struct {
 	// Out gets a line that is redrawn, if Terminal says that it can be.
 	Out      io.Writer
 	Terminal bool
+
+	nap func(time.Duration)
 }
 
 // NotSent is the error of a request that was due while too many were open.
@@ -87,6 +89,9 @@ func (o *Options) defaults() error {
 	}
 	if o.Out == nil {
 		o.Out = io.Discard
+	}
+	if o.nap == nil {
+		o.nap = nap
 	}
 	o.Extra = strings.TrimSpace(o.Extra)
 	if o.Extra != "" {

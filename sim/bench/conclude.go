@@ -146,13 +146,13 @@ func (c clientCost) notes(runs []report.Run, cores int) (list []string) {
 	}
 	for i, w := range why {
 		if i == 0 {
-			list = append(list, "WARNING: the client is saturated, part of these figures is its own: "+w)
+			list = append(list, "WARNING: the client, or the machine it runs on, is saturated, and part of these figures is its own: "+w)
 			continue
 		}
 		list[len(list)-1] += ", " + w
 	}
 	if len(why) > 0 {
-		list[len(list)-1] += ". Lower the rate, or run it on more cores than the servers use."
+		list[len(list)-1] += ". Lower the rate, or run it on cores that nothing else uses."
 	}
 	return list
 }

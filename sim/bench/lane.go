@@ -144,6 +144,10 @@ func (l *lane) state() stand {
 	return stand{l.now(), l.sent, l.over}
 }
 
+// fine is about as exact as timers are that wait along with the network: to a millisecond. What is less
+// the kernel is asked for.
+const fine = time.Millisecond
+
 // drive sends what is due until a time, or for as long as there is something if that is zero. It tells
 // whether the lane is through.
 func (l *lane) drive(ctx context.Context, until time.Time) bool {
@@ -176,10 +180,14 @@ func (l *lane) drive(ctx context.Context, until time.Time) bool {
 			}
 			wait = min(wait, max(rest, 0))
 		}
-		if wait <= 0 {
+		switch {
+		case wait <= 0:
+			continue
+		case wait < 2*fine:
+			l.o.nap(min(wait, fine))
 			continue
 		}
-		timer.Reset(wait)
+		timer.Reset(wait - fine)
 		select {
 		case <-timer.C:
 		case <-l.wake:
