@@ -38,7 +38,7 @@ func conclude(ctx context.Context, o *Options, lanes []*lane, cost clientCost) (
 		r.Baseline = o.Targets[1].Name
 		r.Notes = append(r.Notes, difference(lanes[0], lanes[1])...)
 	}
-	r.Notes = append(r.Notes, cost.notes(r.Runs, cores)...)
+	r.Notes = append(r.Notes, cost.notes(r.Runs)...)
 	if ctx.Err() != nil {
 		r.Notes = append(r.Notes, "Broken off: this is what was measured until then.")
 	}
@@ -106,53 +106,31 @@ func difference(a, b *lane) (list []string) {
 		for _, d := range diffs {
 			sq += (d - mean) * (d - mean)
 		}
-		list = append(list, fmt.Sprintf("%s − %s: mean %s %+.2f ms ± %.2f (95 %% of such runs, by %d pairs of blocks).",
+		list = append(list, fmt.Sprintf("%s − %s: mean %s %+.2f ms ± %.2f (95 %% confidence, from %d pairs of turns).",
 			a.o.Targets[0].Name, a.o.Targets[1].Name, figure.name, mean, 1.96*math.Sqrt(sq/(n-1)/n), len(diffs)))
 	}
 	return list
 }
 
-// Limits beyond which a client is taken to measure itself.
-const (
-	busyLimit = 0.7
-	lateLimit = 10 // ms, of the 99th percentile
-	waitLimit = 5 * time.Millisecond
-)
+// waitLimit is the wait for a core, at the 99th percentile, beyond which a client measures itself.
+const waitLimit = 5 * time.Millisecond
 
-// notes tell what the client cost, and warn when that is so much that the figures are partly its own.
-func (c clientCost) notes(runs []report.Run, cores int) (list []string) {
-	busy, late, limit := 0.0, 0.0, false
-	for i := range runs {
-		if x := runs[i].Client; x != nil {
-			busy, late = max(busy, x.Busy), max(late, x.Late.P99)
-		}
-		limit = limit || runs[i].Errors[NotSent] > 0
-	}
+// notes tell what the runtime saw. The report itself warns of a client that was busy or late; of what it cannot
+// know this does.
+func (c clientCost) notes(runs []report.Run) []string {
 	wait := time.Duration(c.wait * 1e9)
-	list = append(list, fmt.Sprintf("Client: %.0f %% of %d cores, sends late by %.1f ms (p99), its goroutines waited %.2f ms for a core (p99), %d garbage collections, longest pause %.1f ms.",
-		100*busy, cores, late, c.wait*1e3, c.collections, c.pause*1e3))
-	var why []string
-	if busy > busyLimit {
-		why = append(why, "it has hardly any processor time left")
-	}
-	if late > lateLimit {
-		why = append(why, "it sends late")
+	list := []string{fmt.Sprintf("In the client goroutines waited %.1f ms for a core (p99); %d garbage collections, the longest pause %.1f ms.", c.wait*1e3, c.collections, c.pause*1e3)}
+	for i := range runs {
+		x := &runs[i]
+		if n := x.Errors[NotSent]; n > 0 {
+			list = append(list, fmt.Sprintf("WARNING: %s: %d requests were due and not sent, because as many were open as may be (--max-open): the server does not keep up with this rate.", x.Policy, n))
+		}
+		if wait > waitLimit && x.Client != nil {
+			x.Client.Saturated = true
+		}
 	}
 	if wait > waitLimit {
-		why = append(why, "its goroutines wait for a core")
-	}
-	if limit {
-		why = append(why, "more requests were open than it may have (--max-open)")
-	}
-	for i, w := range why {
-		if i == 0 {
-			list = append(list, "WARNING: the client, or the machine it runs on, is saturated, and part of these figures is its own: "+w)
-			continue
-		}
-		list[len(list)-1] += ", " + w
-	}
-	if len(why) > 0 {
-		list[len(list)-1] += ". Lower the rate, or run it on cores that nothing else uses."
+		list = append(list, "WARNING: the client had to wait for a core, and part of these figures is its own. Lower the rate, or run it on cores that nothing else uses.")
 	}
 	return list
 }
