@@ -98,7 +98,9 @@ func benchCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	if err := f.targets(ctx, transport, stderr); err != nil {
 		return err
 	}
-	o.Out, o.Terminal = stderr, load.IsTerminal(stderr)
+	if load.IsTerminal(stderr) {
+		o.Watch = bench.Bar(stderr)
+	}
 	r, err := bench.Run(ctx, *o)
 	if r == nil {
 		return err

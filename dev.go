@@ -5,18 +5,23 @@ package penstock
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"strings"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/penstock-project/penstock/config"
 	"github.com/penstock-project/penstock/fleet"
+	"github.com/penstock-project/penstock/request"
 	"github.com/penstock-project/penstock/sched/policy"
+	"github.com/penstock-project/penstock/sim/bench"
 	"github.com/penstock-project/penstock/sim/load"
 	"github.com/penstock-project/penstock/sim/vllm"
+	"github.com/penstock-project/penstock/sim/work"
 )
 
 func dev(ctx context.Context, args []string, stdout, stderr io.Writer) error {
@@ -119,7 +124,7 @@ func (p *process) dev(ctx context.Context, cfg *config.Config, stdout io.Writer,
 		p.greet(stdout, l, endpoints, model)
 		if rate > 0 {
 			fleetGroup.Go(func() error {
-				return load.Run(ctx, load.Options{URL: "http://" + l.http.Addr().String(), Model: model, Rate: rate, Out: stdout})
+				return devLoad(ctx, "http://"+localURL(l.http.Addr().String()), model, rate, stdout)
 			})
 		}
 	}
@@ -134,6 +139,30 @@ func (p *process) dev(ctx context.Context, cfg *config.Config, stdout io.Writer,
 func portOf(a net.Addr) string {
 	_, port, _ := net.SplitHostPort(a.String())
 	return port
+}
+
+// devWork is what dev sends to itself: a few assistants with long instructions, and people who talk with them.
+const devWork = "chat?apps=4&zipf=0&system=750&turns=2-8&first=30-180&question=30-180&output=48&think=8s&for=168h"
+
+// devLoad sends it until the context ends, and writes every few seconds what came of it.
+func devLoad(ctx context.Context, url, model string, rate float64, out io.Writer) error {
+	open, err := work.Parse(devWork)
+	if err != nil {
+		return err
+	}
+	const most = 1024 // open at once
+	transport := load.NewTransport(most, nil, false)
+	defer transport.CloseIdleConnections()
+	screen := &load.Screen{Out: out, Terminal: load.IsTerminal(out)}
+	_, err = bench.Run(ctx, bench.Options{
+		Targets: []bench.Target{{Name: "gateway", Client: load.Client{URL: url, API: request.Chat, HTTP: &http.Client{Transport: transport}}}},
+		Open:    open, Workload: devWork, Model: model, Rate: rate, MaxOpen: most,
+		Watch: func(ctx context.Context, p *bench.Progress) { screen.Run(ctx, p.Meter) },
+	})
+	if errors.Is(err, bench.ErrSilent) {
+		return nil // it was said on the screen
+	}
+	return err
 }
 
 // greet says where everything is and what to try.

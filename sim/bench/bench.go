@@ -11,8 +11,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"math"
 	"net/http"
 	"strings"
 	"sync"
@@ -67,9 +65,8 @@ type Options struct {
 	// them from an earlier run.
 	Salt uint64
 	SLO  report.SLO
-	// Out gets a line that is redrawn, if Terminal says that it can be.
-	Out      io.Writer
-	Terminal bool
+	// Watch, if not nil, runs beside it all and shows how far it is, until its context ends.
+	Watch func(context.Context, *Progress)
 
 	nap func(time.Duration)
 }
@@ -86,9 +83,6 @@ func (o *Options) defaults() error {
 	}
 	if o.PerWord == 0 {
 		o.PerWord = 1
-	}
-	if o.Out == nil {
-		o.Out = io.Discard
 	}
 	if o.nap == nil {
 		o.nap = nap
@@ -126,8 +120,9 @@ func Run(ctx context.Context, o Options) (*report.Report, error) {
 	client := watchClient()
 	var show sync.WaitGroup
 	showing, hide := context.WithCancel(context.Background())
-	if o.Terminal {
-		show.Go(func() { watch(showing, &o, lanes, meter) })
+	defer hide()
+	if o.Watch != nil {
+		show.Go(func() { o.Watch(showing, &Progress{meter, &o, lanes}) })
 	}
 	takeTurns(ctx, &o, lanes)
 	for _, l := range lanes {
@@ -157,51 +152,6 @@ func takeTurns(ctx context.Context, o *Options, lanes []*lane) {
 			l.drain() // so that there are never more open than were asked for
 		}
 	}
-}
-
-// watch draws how far it is.
-func watch(ctx context.Context, o *Options, lanes []*lane, meter *load.Meter) {
-	screen := load.Screen{Out: o.Out, Terminal: true}
-	tick := time.NewTicker(250 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			_, _ = io.WriteString(o.Out, "\r\x1b[K")
-			return
-		case now := <-tick.C:
-			t := meter.Recent(now)
-			screen.Draw(progress(o, lanes) + t.Line())
-		}
-	}
-}
-
-const barWidth = 24
-
-// progress is a bar and what it stands for.
-func progress(o *Options, lanes []*lane) string {
-	share, what := 0.0, ""
-	for _, l := range lanes {
-		s := l.state()
-		part := 0.0
-		switch {
-		case s.now < o.Warmup:
-			what = "warm-up "
-		case s.over:
-			part, what = 1, "waiting for the last answers "
-		default:
-			if o.Duration > 0 {
-				part = float64(s.now-o.Warmup) / float64(o.Duration)
-			}
-			if o.Requests > 0 {
-				part = max(part, float64(s.sent)/float64(o.Requests))
-			}
-			what = ""
-		}
-		share += min(1, part) / float64(len(lanes))
-	}
-	full := int(math.Round(share * barWidth))
-	return "[" + strings.Repeat("=", full) + strings.Repeat(" ", barWidth-full) + fmt.Sprintf("] %3.0f%%  %s", 100*share, what)
 }
 
 // tenantHeaders are what a gateway is told of who asks, in the field's canonical names.

@@ -23,6 +23,7 @@ import (
 	"github.com/penstock-project/penstock/request"
 	"github.com/penstock-project/penstock/sim/load"
 	"github.com/penstock-project/penstock/sim/report"
+	"github.com/penstock-project/penstock/sim/vllm"
 	"github.com/penstock-project/penstock/sim/work"
 )
 
@@ -450,3 +451,55 @@ func TestOptionsThatMakeNoSense(t *testing.T) {
 		}
 	}
 }
+
+// The whole loop against a simulated engine: prompts grow, and the engine's cache knows them.
+func TestAgainstAnEngine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := vllm.DefaultOptions()
+		o.Models = []string{"m"}
+		s, err := vllm.New(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, halt := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() { _ = s.Run(ctx) })
+		open, err := work.Parse("chat?apps=4&zipf=0&system=750&turns=2-8&first=30-180&question=30-180&output=48&think=8s&for=168h")
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := measure(t, Options{Open: open, Rate: 5, Duration: time.Minute}, func(r *http.Request) (*http.Response, error) {
+			out, in := io.Pipe()
+			w := &pipeWriter{in: in, head: make(chan int, 1), h: http.Header{}}
+			wg.Go(func() {
+				s.Handler().ServeHTTP(w, r)
+				_ = in.Close()
+			})
+			return answer(<-w.head, out), nil
+		})
+		halt()
+		wg.Wait()
+		x := got.Runs[0]
+		if x.Completed != x.Requests || x.Requests < 200 {
+			t.Errorf("%d of %d, %v", x.Completed, x.Requests, x.Errors)
+		}
+		if x.HitRate < 0.75 {
+			t.Errorf("hit rate %v, want 0.75 or more", x.HitRate)
+		}
+		if all := strings.Join(got.Notes, "\n"); strings.Contains(all, "tokens-per-word") {
+			t.Errorf("prompts are of another length than they should be:\n%s", all)
+		}
+	})
+}
+
+// pipeWriter is a response writer into a pipe.
+type pipeWriter struct {
+	in   *io.PipeWriter
+	head chan int
+	h    http.Header
+}
+
+func (w *pipeWriter) Header() http.Header         { return w.h }
+func (w *pipeWriter) WriteHeader(status int)      { w.head <- status }
+func (w *pipeWriter) Write(b []byte) (int, error) { return w.in.Write(b) }
+func (w *pipeWriter) Flush()                      {}

@@ -131,19 +131,6 @@ func (l *lane) now() time.Duration {
 	return l.passed + time.Since(l.since)
 }
 
-// stand is what a progress bar shows.
-type stand struct {
-	now  time.Duration
-	sent int
-	over bool
-}
-
-func (l *lane) state() stand {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return stand{l.now(), l.sent, l.over}
-}
-
 // fine is about as exact as timers are that wait along with the network: to a millisecond. What is less
 // the kernel is asked for.
 const fine = time.Millisecond

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+// Package load answers: how does a server answer? It has a client for OpenAI-compatible servers, which says when
+// each token came and in a word what went wrong, and a meter and a screen for those who watch.
 package load
 
 import (

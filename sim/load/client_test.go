@@ -5,6 +5,7 @@ package load
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -16,8 +17,41 @@ import (
 	"testing/synctest"
 	"time"
 
+	"go.uber.org/goleak"
+
 	"github.com/penstock-project/penstock/request"
 )
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// gateway answers requests without a network.
+type gateway func(*http.Request) (*http.Response, error)
+
+func (g gateway) RoundTrip(r *http.Request) (*http.Response, error) { return g(r) }
+
+// streamed is an answer that begins after ttft; 100 prompt tokens, some of them cached.
+func streamed(r *http.Request, endpoint string, ttft time.Duration, cached int) (*http.Response, error) {
+	out, in := io.Pipe()
+	stop := context.AfterFunc(r.Context(), func() { _ = in.CloseWithError(r.Context().Err()) })
+	go func() {
+		defer stop()
+		time.Sleep(ttft)
+		_, _ = fmt.Fprintf(in, "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n")
+		_, _ = fmt.Fprintf(in, "data: {\"choices\":[{\"delta\":{\"content\":\"well \"}}]}\n\ndata: {\"choices\":[{\"delta\":{\"content\":\"yes\"}}]}\n\n")
+		_, _ = fmt.Fprintf(in, "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":100,\"completion_tokens\":2,\"prompt_tokens_details\":{\"cached_tokens\":%d}}}\n\ndata: [DONE]\n\n", cached)
+		_ = in.Close()
+	}()
+	return reply(http.StatusOK, endpoint, out), nil
+}
+
+func reply(status int, endpoint string, body io.ReadCloser) *http.Response {
+	h := http.Header{}
+	if endpoint != "" {
+		h.Set("x-penstock-endpoint", endpoint)
+	}
+	h.Set("content-type", "text/event-stream")
+	return &http.Response{StatusCode: status, Header: h, Body: body}
+}
 
 func TestBase(t *testing.T) {
 	for _, tt := range []struct{ said, want, wrong string }{
@@ -88,6 +122,44 @@ func TestSend(t *testing.T) {
 			t.Errorf("in one piece: %q %q, %d tokens, first %v, last %v", got.Fault, got.Said, got.Tokens(), got.First(), got.Last)
 		}
 		got.Return()
+	}
+}
+
+func TestFaults(t *testing.T) {
+	body := func(s string) io.ReadCloser { return io.NopCloser(strings.NewReader(s)) }
+	for _, tt := range []struct {
+		name string
+		g    gateway
+		want string
+	}{
+		{"refused", func(*http.Request) (*http.Response, error) {
+			return nil, &net.OpError{Op: "dial", Err: syscall.ECONNREFUSED}
+		}, "connect"},
+		{"reset", func(*http.Request) (*http.Response, error) { return nil, io.ErrUnexpectedEOF }, "reset"},
+		{"odd", func(*http.Request) (*http.Response, error) { return nil, errors.New("odd") }, "no answer"},
+		{"dropped", func(*http.Request) (*http.Response, error) {
+			resp := reply(429, "", body("{}"))
+			resp.Header.Set("x-llm-d-request-dropped-reason", "saturated")
+			return resp, nil
+		}, "429 saturated"},
+		{"broken", func(*http.Request) (*http.Response, error) {
+			return reply(200, "a", body("data: {\"choices\":[{\"delta\":{\"content\":\"x\"}}]}\n\n")), nil
+		}, "broken stream"},
+		{"not JSON", func(*http.Request) (*http.Response, error) { return reply(200, "a", body("data: x\n\n")), nil }, "bad event"},
+		{"error event", func(*http.Request) (*http.Response, error) {
+			return reply(200, "a", body("data: {\"error\":{\"code\":500}}\n\n")), nil
+		}, "error event"},
+		{"an endless line", func(*http.Request) (*http.Response, error) {
+			return reply(200, "a", body("data: "+strings.Repeat("x", maxEvent+1))), nil
+		}, "bad event"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := Client{URL: "http://g", API: request.Chat, HTTP: &http.Client{Transport: tt.g}}
+			var got Answer
+			if c.Send(t.Context(), ask("{}"), &got); got.Fault != tt.want {
+				t.Errorf("got %q (%s), want %q", got.Fault, got.Said, tt.want)
+			}
+		})
 	}
 }
 

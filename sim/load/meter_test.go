@@ -4,10 +4,13 @@ package load
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/penstock-project/penstock/request"
@@ -124,19 +127,45 @@ func TestBrief(t *testing.T) {
 	}
 }
 
-func TestTalkIsBounded(t *testing.T) {
-	talk := newTalk(1, 1)
-	var out []*conversation
-	for range 5000 {
-		out = append(out, talk.next())
-		if len(out) > 2 {
-			talk.done(out[0], "answer", true)
-			out = out[1:]
+// The legend, a line every five seconds, and the end.
+func TestScreen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		ctx, stop := context.WithTimeout(t.Context(), 11100*time.Millisecond)
+		defer stop()
+		m := NewMeter(time.Now())
+		go func() {
+			for i := range 44 { // four a second
+				time.Sleep(250 * time.Millisecond)
+				m.Begin()
+				now := time.Now()
+				a := &Answer{Endpoint: "127.0.0.1:9001", End: now, Arrivals: []Arrival{{At: now}}, Usage: request.Usage{Prompt: 100, Output: 2, Cached: 80}}
+				ttft := 100 * time.Millisecond
+				switch i % 4 {
+				case 0:
+					a.Endpoint, a.Usage.Cached, ttft = "127.0.0.1:9002", 20, 400*time.Millisecond
+				case 1:
+					a = &Answer{Fault: "503", End: now}
+				}
+				m.End(a, now.Add(-ttft))
+			}
+			m.Begin()
+			m.Cancel()
+			m.Skip(time.Now())
+		}()
+		(&Screen{Out: &out}).Run(ctx, m)
+		synctest.Wait()
+		lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+		if len(lines) != 5 || lines[0] != legend || lines[4] != "11 × 503" {
+			t.Fatalf("got %d lines:\n%s", len(lines), out.String())
 		}
-	}
-	if talk.alive > talk.most+3 || len(talk.idle) > talk.most+3 {
-		t.Errorf("%d alive, %d idle, want at most %d", talk.alive, len(talk.idle), talk.most)
-	}
+		if want := "33 answers in 11s: 3.0/s  ttft 98ms p99 405ms  0 open  11 failed"; !strings.HasPrefix(lines[3], want) {
+			t.Errorf("got %q, want %q", lines[3], want)
+		}
+		if want := "cached 60%  :9001 67% (80%)  :9002 33% (20%), 6 tokens/s"; !strings.HasSuffix(lines[3], want) {
+			t.Errorf("got %q, want %q", lines[3], want)
+		}
+	})
 }
 
 func BenchmarkRead(b *testing.B) {

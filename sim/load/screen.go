@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"strings"
 	"time"
 )
@@ -18,6 +19,16 @@ type Screen struct {
 	Terminal bool
 }
 
+// IsTerminal tells whether lines can be redrawn.
+func IsTerminal(w io.Writer) bool {
+	f, ok := w.(*os.File)
+	if !ok {
+		return false
+	}
+	info, err := f.Stat()
+	return err == nil && info.Mode()&os.ModeCharDevice != 0
+}
+
 // How often a summary is written: one that is redrawn, and one that stays.
 const (
 	redrawEvery = time.Second
@@ -27,8 +38,10 @@ const (
 // legend explains the line, once.
 const legend = "answers/s, time to first token p50 and p99, open requests, share of prompt tokens from cache; then per endpoint: share of answers (its share from cache)"
 
-func (s *Screen) run(ctx context.Context, m *Meter) {
+// Run writes what the meter has of the last seconds until the context ends, and then a summary of it all.
+func (s *Screen) Run(ctx context.Context, m *Meter) {
 	_, _ = fmt.Fprintln(s.Out, legend)
+	defer func() { s.last(m.total()) }()
 	every := lineEvery
 	if s.Terminal {
 		every = redrawEvery
