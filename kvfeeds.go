@@ -158,7 +158,10 @@ func (f *feed) of(s *kvevents.Source, blockTokens int) *heard {
 			h.load = nil
 			return nil
 		}
-		h.follower = f.producer.Mirror().Follow(h.load.Slot, blockTokens)
+		if h.follower = f.producer.Mirror().Follow(h.load.Slot, blockTokens); h.follower == nil {
+			h.load = nil // it said nothing yet that could be understood, and so nothing that could be lost
+			return nil
+		}
 		h.follower.Connected(s.Connected)
 		if h.load.Ended() { // it left meanwhile, and its slot may have been cleared before
 			f.producer.Mirror().Gone(h.load.Slot)
@@ -210,7 +213,9 @@ func (f *feed) Batch(s *kvevents.Source, _ uint64, b *kvevents.Batch) {
 	}
 	h := f.of(s, told)
 	if h == nil {
-		f.drop(unknownPublisher)
+		if s.Load == nil && f.find(s) == nil {
+			f.drop(unknownPublisher)
+		}
 		f.mu.Lock()
 		f.sources[s].missed++
 		f.mu.Unlock()

@@ -26,8 +26,11 @@ type Mirror struct {
 	known     atomic.Int64 // adapters
 }
 
-// usualBlock is the block, in tokens, where nobody tells: vLLM's on GPUs.
-const usualBlock = 16
+// mostBlock is the largest block, in tokens, that an engine is believed to have.
+const mostBlock = 1 << 14
+
+// mostCell is the largest cell of a chain, in tokens.
+const mostCell = 16
 
 // mostAdapters bounds the names of adapters that a Mirror remembers.
 const mostAdapters = 4096
@@ -38,21 +41,21 @@ func NewMirror(bytes int64, blockTokens int) *Mirror {
 	return &Mirror{Index: NewBoundedIndex(bytes), fixed: blockTokens, followers: map[uint32]*Follower{}, adapters: map[string]bool{}}
 }
 
-// Sizes are our block and the cell of its chain, in tokens. The first call decides: told is what an engine says of its
-// own blocks, 0 for nothing.
+// Sizes are our block and the cell of its chain, in tokens, once they are known: told is what an engine says of its
+// own blocks, 0 for nothing. The first call that knows decides; until then both are 0.
 func (m *Mirror) Sizes(told int) (block, cell int) {
 	if s := m.sizes.Load(); s != 0 {
 		return int(s >> 32), int(uint32(s))
 	}
 	block = m.fixed
-	if block <= 0 {
+	if block <= 0 && told <= mostBlock {
 		block = told
 	}
 	if block <= 0 {
-		block = usualBlock
+		return 0, 0
 	}
-	cell = 1 // the largest power of two up to usualBlock, which divides the blocks of all engines that we know
-	for cell < usualBlock && block%(2*cell) == 0 {
+	cell = 1 // the largest power of two up to mostCell, which divides the blocks of all engines that we know
+	for cell < mostCell && block%(2*cell) == 0 {
 		cell *= 2
 	}
 	if !m.sizes.CompareAndSwap(0, uint64(block)<<32|uint64(cell)) {
@@ -83,10 +86,12 @@ func (m *Mirror) Adapter(name string) bool {
 	return m.adapters[name]
 }
 
-// Follow returns the follower of the endpoint in that slot, which is made at the first call. told is the engine's block in
-// tokens, as far as known.
+// Follow returns the follower of the endpoint in that slot, which is made at the first call; nil while nobody told how large
+// blocks are. told is the engine's block in tokens, 0 for unknown.
 func (m *Mirror) Follow(slot uint32, told int) *Follower {
-	m.Sizes(told)
+	if block, _ := m.Sizes(told); block == 0 {
+		return nil
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	f := m.followers[slot]

@@ -312,7 +312,7 @@ func (p *PrecisePrefixCacheProducer) Produce(c *sched.Cycle) {
 	found := c.AddPrefix(p.name)
 	found.Precise = true
 	var h *kvcache.Hasher
-	if c.Tokenized() {
+	if c.Tokenized() && block > 0 {
 		h = c.HashTokens(block, cell, max(1, mostPrefixTokens/block), p.adapter(c))
 	} else {
 		block = max(block, kvcache.MinBlockTokens)
@@ -405,7 +405,7 @@ func (p *PrecisePrefixCacheProducer) Placed(c *sched.Cycle, chosen *fleet.Endpoi
 		e = found.Evidence[i]
 	}
 	f := p.mirror.Of(chosen.Load.Slot)
-	live := f.Live(c.Now) && c.Tokenized()
+	live := f.Live(c.Now) && c.Tokenized() && found.BlockTokens == p.mirror.Block()
 	r.load, r.block, r.capacity, r.until = chosen.Load, found.BlockTokens, capacityOf(chosen, found.BlockTokens), kvcache.Forever
 	keys := found.Hash.Keys
 	one := len(found.Hash.Starts) == 1
@@ -417,7 +417,10 @@ func (p *PrecisePrefixCacheProducer) Placed(c *sched.Cycle, chosen *fleet.Endpoi
 	if live {
 		r.until = p.mirror.Tick(c.Now) + max(1, int64(p.ttl/time.Second))
 	}
-	r.keys = append(r.keys[:0], keys[:min(len(keys), mostPromised)]...)
+	r.keys = r.keys[:0]
+	if live { // else there is nothing to take back
+		r.keys = append(r.keys, keys[:min(len(keys), mostPromised)]...)
+	}
 	if p.promises() || !live {
 		p.mirror.Index.Expect(keys, chosen.Load.Slot, r.capacity, r.until)
 	}
