@@ -40,6 +40,7 @@ func markdown(t *testing.T) []string {
 func TestReference(t *testing.T) {
 	for name, render := range map[string]func() (string, error){
 		"plugins.md": referencePlugins, "commands.md": referenceCommands, "penstock.md": referencePenstock, "metrics.md": referenceMetrics, "flow-control.md": referenceFlowControl,
+		"workloads.md": referenceWorkloads,
 	} {
 		want, err := render()
 		if err != nil {

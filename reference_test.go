@@ -15,6 +15,7 @@ import (
 	"github.com/penstock-project/penstock/flow"
 	"github.com/penstock-project/penstock/observe"
 	"github.com/penstock-project/penstock/plugin"
+	"github.com/penstock-project/penstock/sim/work"
 )
 
 // What follows renders docs/reference. It lives beside what it describes, and docs_test.go holds the two together.
@@ -142,5 +143,35 @@ func referenceMetrics() (string, error) {
 	for _, m := range observe.New(observe.Options{}).Metrics() {
 		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", m.Name, strings.Join(m.Labels, ", "), m.Help)
 	}
+	return b.String(), nil
+}
+
+// referenceWorkloads renders workloads.md.
+func referenceWorkloads() (string, error) {
+	var b bytes.Buffer
+	b.WriteString("# Workloads and faults\n\n" + made + "[The guide](../guide/workloads.md) says how to write one.\n")
+	kinds := func(title string, list []work.Kind) {
+		b.WriteString("\n## " + title + "\n")
+		for _, k := range list {
+			fmt.Fprintf(&b, "\n### %s\n\n%s\n", k.Name, k.Doc)
+			var fields []field
+			for _, p := range k.Params {
+				fields = append(fields, field{Name: p.Name, Type: p.Range(), Default: p.Default, Doc: p.Doc})
+			}
+			table(&b, fields)
+		}
+	}
+	b.WriteString("\n## Named workloads\n")
+	for _, suite := range work.SuiteNames() {
+		fmt.Fprintf(&b, "\n### The suite %s\n\n", suite)
+		for _, n := range work.Catalogue() {
+			if slices.Contains(work.Suites[suite], n.Name) {
+				fmt.Fprintf(&b, "- **%s**: %s\n  `%s`\n", n.Name, n.Doc, n.Spec)
+			}
+		}
+	}
+	kinds("Kinds of work", work.Kinds())
+	kinds("Traces", []work.Kind{work.TraceKind()})
+	kinds("Faults", work.FaultKinds())
 	return b.String(), nil
 }

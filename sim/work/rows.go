@@ -247,7 +247,7 @@ func blockOf(tokens, n int) int {
 // tokens, are skipped.
 func (r *rows) access(line []byte, w *row) (skip bool, err error) {
 	if line[0] != '{' {
-		return false, r.lines.wrong("begins with %q; want a JSON object on each line, as --access-log writes them", clip(string(line)))
+		return false, r.lines.wrong("begins with %q; want a JSON object on each line, as a gateway logs them", clip(string(line)))
 	}
 	if err := r.json(line); err != nil {
 		return false, err

@@ -15,9 +15,10 @@ import (
 )
 
 const (
-	maxLate  = 1 << 16 // rows that one may come after its turn
-	maxTalks = 1 << 16 // sessions that are remembered
-	maxHeld  = 1 << 14 // rows that wait for an end; others are sent when they came
+	maxLate   = 1 << 16 // rows that one may come after its turn
+	maxModels = 1 << 12 // that are counted
+	maxTalks  = 1 << 16 // sessions that are remembered
+	maxHeld   = 1 << 14 // rows that wait for an end; others are sent when they came
 )
 
 var traceKind = Kind{"trace", "Recorded work, at the times at which it came. A call of a session waits for the end of the one before it, if that takes longer than it did.", []Param{
@@ -30,6 +31,7 @@ var traceKind = Kind{"trace", "Recorded work, at the times at which it came. A c
 	{Name: "tenant", Unit: Word, Doc: "who asks, where the trace does not tell"},
 	{Name: "objective", Unit: Word, Doc: "the name of an InferenceObjective"},
 	{Name: "priority", Unit: Count, Default: "0", Min: -1e6, Max: 1e6, Doc: "where the trace does not tell"},
+	{Name: "base", Unit: Word, Doc: "the model that is the base of the fleet, others are adapters of it; that of most calls if not given"},
 	{Name: "class", Unit: Word, Doc: "the kind of work in reports; the format's name if not given"},
 }}
 
@@ -56,6 +58,7 @@ type recording struct {
 	from, length     time.Duration
 	wait             bool
 	shares           []float64
+	base             string // model
 	labels           labels
 }
 
@@ -67,7 +70,7 @@ func parseTrace(format, spec string) (part, error) {
 	}
 	rec := &recording{
 		file: file, format: format, repeat: v.count("repeat"), requests: v.count("requests"), from: v.duration("from"), length: v.duration("for"),
-		wait: v.count("wait") == 1, shares: v.shares("shares"),
+		wait: v.count("wait") == 1, shares: v.shares("shares"), base: v.word("base"),
 		labels: labels{tenant: v.word("tenant"), objective: v.word("objective"), priority: v.count("priority"), class: v.word("class")},
 	}
 	if v.err != nil {
@@ -104,6 +107,7 @@ func (rec *recording) scan(in io.Reader) error {
 	var w row
 	var high []time.Duration
 	var last time.Duration
+	models := map[string]int{}
 	n := 0
 	for ; ; n++ {
 		if err := r.next(&w); errors.Is(err, io.EOF) {
@@ -113,6 +117,9 @@ func (rec *recording) scan(in io.Reader) error {
 		}
 		if n == 0 {
 			rec.first, last = w.at, w.at
+		}
+		if _, ok := models[w.model]; ok || len(models) < maxModels {
+			models[w.model]++
 		}
 		if w.at < last {
 			i, _ := slices.BinarySearch(high, w.at+1)
@@ -129,6 +136,13 @@ func (rec *recording) scan(in io.Reader) error {
 	}
 	if n == 0 {
 		return fmt.Errorf("%s: has no rows", rec.file)
+	}
+	if rec.base == "" {
+		for name, calls := range models {
+			if calls > models[rec.base] || calls == models[rec.base] && name < rec.base {
+				rec.base = name
+			}
+		}
 	}
 	rec.rows, rec.span, rec.block = n, last-rec.first, r.block
 	if rec.block == 0 {
@@ -327,6 +341,9 @@ func (t *trace) request(w *row) *Request {
 	}
 	t.index++
 	r := &w.request
+	if r.Model == t.rec.base {
+		r.Model = ""
+	}
 	if r.Tenant == "" {
 		r.Tenant = l.tenant
 	}
