@@ -15,6 +15,12 @@ var shots = flag.String("shots", "", "folder for pictures of the reports")
 
 // TestReportInABrowser opens reports in a real browser, on a desk and on a phone, by day and by night.
 func TestReportInABrowser(t *testing.T) {
+	t.Run("sim", func(t *testing.T) {
+		file := filepath.Join(t.TempDir(), "report.html")
+		rig.Run(t, nil, rig.Penstock(t), "sim", "run", "--workload", "tenants", "--workload", "chat", "--endpoints", "4", "--duration", "1m", "--rate", "2,8",
+			"--seeds", "2", "--slo", "ttft=500ms,tpot=50ms", "--compare", "round-robin,llm-d-default,penstock-default", "--html", file)
+		look(t, "sim", file, 20)
+	})
 	t.Run("bench", func(t *testing.T) {
 		engines := rig.Engines(t, 2)
 		gateway := rig.Serve(t, rig.Addrs(engines)...)

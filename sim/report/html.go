@@ -235,8 +235,6 @@ func (p *painter) scope() string {
 	return text
 }
 
-func (g *rung) String() string { return g.workload + ", rate " + exactly(g.rate) }
-
 // results is the table of each rung.
 func (p *painter) results() section {
 	s := section{ID: "results", Title: "Results"}

@@ -14,8 +14,8 @@ type Regret struct {
 	Policy string  `json:"policy"`
 	Mean   float64 `json:"mean"`  // geometric, over cells
 	Worst  float64 `json:"worst"` // of a cell
-	// Failed counts cells that say nothing or flatter, since under 99 % of the requests that another policy
-	// completed were.
+	// Failed counts cells that say nothing or flatter, since a smaller share of the requests was completed
+	// than with another policy.
 	Failed int    `json:"failed,omitempty"`
 	Cells  []Cell `json:"cells"`
 }
@@ -29,7 +29,7 @@ type Cell struct {
 	TTFT     float64 `json:"ttft_ms"`
 	Regret   float64 `json:"regret"`
 	Best     bool    `json:"best,omitempty"`
-	Failed   bool    `json:"failed,omitempty"` // under 99 % of what another policy completed; never the best
+	Failed   bool    `json:"failed,omitempty"` // completed a share of its requests that is under 99 % of another policy's; never the best
 }
 
 // grace is added to both sides of a regret, in milliseconds.
@@ -61,12 +61,12 @@ func (r *Report) regrets() {
 	for i := range r.Runs {
 		x := &r.Runs[i]
 		k := key{x.Workload, x.Rate, x.Seed}
-		most[k] = max(most[k], float64(x.Completed))
+		most[k] = max(most[k], per(float64(x.Completed), float64(x.Requests)))
 	}
 	for i := range r.Runs {
 		x := &r.Runs[i]
 		k := key{x.Workload, x.Rate, x.Seed}
-		if b, ok := best[k]; x.TTFT.Count > 0 && enough(float64(x.Completed), most[k]) && (!ok || x.TTFT.Mean < b) {
+		if b, ok := best[k]; x.TTFT.Count > 0 && enough(per(float64(x.Completed), float64(x.Requests)), most[k]) && (!ok || x.TTFT.Mean < b) {
 			best[k] = x.TTFT.Mean
 		}
 	}

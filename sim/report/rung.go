@@ -20,7 +20,7 @@ type row struct {
 	runs   []*Run
 	ttft   Stat // of the mean, of the runs that have one
 	best   bool // least mean TTFT of those that did not fail; alone on a rung nobody is the best
-	failed bool // completed less than 99 % of what another policy did
+	failed bool // completed a share of its requests that is under 99 % of another policy's
 }
 
 // Stat is a figure over seeds.
@@ -49,12 +49,14 @@ func (w *row) over(figure func(*Run) (float64, bool)) Stat {
 	return s
 }
 
+// completed is the share of the requests. Their number says nothing: where requests follow answers, a slow
+// policy gets fewer.
 func (w *row) completed() float64 {
-	n := 0
+	n, of := 0, 0
 	for _, x := range w.runs {
-		n += x.Completed
+		n, of = n+x.Completed, of+x.Requests
 	}
-	return float64(n) / float64(len(w.runs))
+	return per(float64(n), float64(of))
 }
 
 // enough is 99 % of most.
@@ -99,6 +101,16 @@ func (r *Report) rungs() []*rung {
 		g.judge(r.Baseline == "")
 	}
 	return out
+}
+
+func (g *rung) String() string { return at(g.workload, g.rate) }
+
+// at names a workload at a rate; a closed loop has none.
+func at(workload string, rate float64) string {
+	if rate == 0 {
+		return workload
+	}
+	return workload + ", rate " + exactly(rate)
 }
 
 func (g *rung) row(policy string) *row {

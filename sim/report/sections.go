@@ -13,14 +13,14 @@ import (
 // regret is the heat map of how far each policy is from the best.
 func (p *painter) regret() section {
 	s := section{ID: "regret", Title: "Regret"}
-	if len(p.r.Regret) < 2 || p.r.Baseline != "" {
-		return s
+	if len(p.r.Regret) < 2 || len(p.rungs) < 2 || p.r.Baseline != "" {
+		return s // with one rung it is a column of the results
 	}
 	s.Text = "How much longer a policy's requests wait for their first token than the best policy's, (TTFT + 0.1 s) / (best + 0.1 s) with the mean over seeds: 1 is the best. The mean is geometric over workloads and rates."
 	t := table{Title: "Regret by policy", Head: []string{"policy", "mean", "worst"}}
 	shown := p.rungs[:min(len(p.rungs), mostRungs)]
 	for _, g := range shown {
-		t.Head = append(t.Head, shorten(g.workload, 24)+" × "+exactly(g.rate))
+		t.Head = append(t.Head, at(shorten(g.workload, 24), g.rate))
 	}
 	rows := make([]strip, 0, len(p.r.Regret))
 	for i, x := range p.r.Regret {
@@ -46,12 +46,8 @@ func (p *painter) regret() section {
 		}
 		t.Rows, rows = append(t.Rows, l), append(rows, st)
 	}
-	b := block{Tables: []table{t}}
-	if len(p.rungs) > 1 {
-		b.Figs = []fig{{Title: "Regret, mean and worst", Text: "dot: mean; end of the bar: worst workload and rate",
-			SVG: strips("Regret by policy", "mean and worst, the numbers are in the table above", rows, number, 0, true)}}
-	}
-	s.Blocks = []block{b}
+	s.Blocks = []block{{Tables: []table{t}, Figs: []fig{{Title: "Regret, mean and worst", Text: "dot: mean; end of the bar: worst workload and rate",
+		SVG: strips("Regret by policy", "mean and worst, the numbers are in the table above", rows, number, 0, true)}}}}
 	return s
 }
 

@@ -190,7 +190,7 @@ type Change struct {
 
 // String says it in a line.
 func (c Change) String() string {
-	where := fmt.Sprintf("%s, rate %s, %s", c.Workload, exactly(c.Rate), c.Policy)
+	where := at(c.Workload, c.Rate) + ", " + c.Policy
 	if c.Figure == "" {
 		return where + ": was measured before and is not now"
 	}

@@ -106,7 +106,7 @@ func (l *legend) write(b io.Writer) {
 		_, _ = fmt.Fprintln(b, "~ not told apart from the best by these seeds (min–max overlap)")
 	}
 	if l.failed {
-		_, _ = fmt.Fprintln(b, "! completed under 99% of what another policy did, so its times flatter")
+		_, _ = fmt.Fprintln(b, "! dropped requests that another policy completed, so its times flatter")
 	}
 }
 
@@ -126,7 +126,7 @@ func (r *Report) block(b io.Writer, g *rung, marks *legend) {
 			}
 		}
 	}
-	head := fmt.Sprintf("%s, rate %s, %s", plain(g.workload), exactly(g.rate), count(requests, "request"))
+	head := fmt.Sprintf("%s, %s", plain(g.String()), count(requests, "request"))
 	if len(seeds) > 1 {
 		head += fmt.Sprintf(", mean of %d seeds", len(seeds))
 	} else {
@@ -278,7 +278,7 @@ func (r *Report) regretBlock(b io.Writer, cells int) {
 			mean, worst = number(p.Mean), number(p.Worst)
 			for _, c := range p.Cells {
 				if c.Regret == p.Worst && p.Worst > 1 {
-					where = fmt.Sprintf("%s, rate %s", plain(c.Workload), exactly(c.Rate))
+					where = plain(at(c.Workload, c.Rate))
 					break
 				}
 			}
@@ -287,8 +287,9 @@ func (r *Report) regretBlock(b io.Writer, cells int) {
 			mark = "! "
 			where += fmt.Sprintf(" (dropped work in %d)", p.Failed)
 		}
-		_, _ = fmt.Fprintf(b, "%s%s %6s %6s  %s\n", mark, padRight(shorten(plain(p.Policy), name), name), mean, worst,
+		text := fmt.Sprintf("%s%s %6s %6s  %s", mark, padRight(shorten(plain(p.Policy), name), name), mean, worst,
 			shorten(strings.TrimSpace(where), Width-2-name-16))
+		_, _ = fmt.Fprintln(b, strings.TrimRight(text, " "))
 	}
 	_, _ = fmt.Fprintln(b)
 }
