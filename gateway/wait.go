@@ -37,10 +37,7 @@ func (x *Exchange) enter(ctx context.Context, pool fleet.ID, c *sched.Cycle, ver
 	if a.Tokens == 0 {
 		a.Tokens = x.sent().Len() / tokenBytes
 	}
-	a.Uncached = a.Tokens
-	for i := range c.Candidates {
-		a.Uncached = min(a.Uncached, a.Tokens-c.Cached("", i))
-	}
+	a.Uncached = a.Tokens - c.MostCached()
 	a.Class, a.Refresh = x.class(pool)
 	a.Story = &x.waited
 	waited := false

@@ -437,6 +437,14 @@ func (c *Cycle) Cached(producer string, i int) int64 {
 	return min(int64(p.Match[i])*int64(p.BlockTokens), c.Tokens)
 }
 
+// MostCached is the largest cached part of the prompt that any candidate has, in tokens.
+func (c *Cycle) MostCached() (most int64) {
+	for i := range c.Candidates {
+		most = max(most, c.Cached("", i))
+	}
+	return most
+}
+
 // Attribute is what a producer found about the request; an empty producer is any.
 func (c *Cycle) Attribute(name, producer string) string {
 	for i := range c.Attributes {

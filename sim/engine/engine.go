@@ -59,7 +59,7 @@ type Events interface {
 	Cleared()
 }
 
-// Timing is how long a step takes: the sum of its four parts.
+// Timing is how long a step takes: the sum of its parts.
 type Timing struct {
 	// Base is the cost of a step whatever is in it: kernel launches, scheduling, reading the weights.
 	Base time.Duration
@@ -69,6 +69,9 @@ type Timing struct {
 	PerSeq time.Duration
 	// PerKVToken is the cost of each token of context that attention reads.
 	PerKVToken time.Duration
+	// PerMPairs is the cost of attention in prefill: of a million pairs of a prompt token computed and a token that it
+	// attends to, before it or itself. It is what makes long prompts slower than their length.
+	PerMPairs time.Duration
 }
 
 // Default is a small GPU with a model of about 8B that feels quick on a laptop: 8 ms a step (some
@@ -105,7 +108,7 @@ func (c *Config) Validate() error {
 		errs = append(errs, fmt.Errorf("max LoRAs: must not be below 0, is %d", c.MaxLoRAs))
 	}
 	t := c.Timing
-	if t.Base < 0 || t.PerPrefillToken < 0 || t.PerSeq < 0 || t.PerKVToken < 0 {
+	if t.Base < 0 || t.PerPrefillToken < 0 || t.PerSeq < 0 || t.PerKVToken < 0 || t.PerMPairs < 0 {
 		errs = append(errs, errors.New("timing: no part may be below 0"))
 	}
 	if t.Base+t.PerSeq <= 0 {
@@ -115,15 +118,16 @@ func (c *Config) Validate() error {
 }
 
 // Step is the time of a step that computes prefill prompt tokens for seqs sequences, which read kv
-// tokens of context.
-func (t Timing) Step(prefill, seqs, kv int) time.Duration {
-	return t.Base + time.Duration(prefill)*t.PerPrefillToken + time.Duration(seqs)*t.PerSeq + time.Duration(kv)*t.PerKVToken
+// tokens of context; pairs are those of [Timing.PerMPairs].
+func (t Timing) Step(prefill, seqs, kv, pairs int) time.Duration {
+	return t.Base + time.Duration(prefill)*t.PerPrefillToken + time.Duration(seqs)*t.PerSeq + time.Duration(kv)*t.PerKVToken +
+		time.Duration(float64(pairs)/1e6*float64(t.PerMPairs))
 }
 
 // Faster is the timing of an engine that is factor times as fast.
 func (t Timing) Faster(factor float64) Timing {
 	div := func(d time.Duration) time.Duration { return time.Duration(float64(d) / factor) }
-	return Timing{div(t.Base), div(t.PerPrefillToken), div(t.PerSeq), div(t.PerKVToken)}
+	return Timing{div(t.Base), div(t.PerPrefillToken), div(t.PerSeq), div(t.PerKVToken), div(t.PerMPairs)}
 }
 
 // Stats are an engine's gauges and its counters since [New].

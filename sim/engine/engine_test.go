@@ -90,7 +90,7 @@ func (p *play) do(t *testing.T, d *datadriven.TestData) string {
 }
 
 func (p *play) make(t *testing.T, d *datadriven.TestData) string {
-	c := Config{Timing: Timing{10 * time.Millisecond, time.Millisecond, 100 * time.Microsecond, time.Microsecond}}
+	c := Config{Timing: Timing{Base: 10 * time.Millisecond, PerPrefillToken: time.Millisecond, PerSeq: 100 * time.Microsecond, PerKVToken: time.Microsecond}}
 	d.ScanArgs(t, "block", &c.BlockSize)
 	d.ScanArgs(t, "blocks", &c.NumBlocks)
 	d.ScanArgs(t, "seqs", &c.MaxNumSeqs)

@@ -19,6 +19,9 @@ type Request struct {
 	// value per BlockSize tokens of PromptLen tokens. Equal values after equal values are the same
 	// content. It may be reused by the caller after Submit.
 	Blocks []uint64
+	// Whole tells that Blocks go on with the tokens that will be generated, as far as they fill blocks, so
+	// that these can be reused by the next turn of the conversation.
+	Whole bool
 	// PromptLen is the length of the prompt in tokens; it may be left 0 when Tokens is given.
 	PromptLen int
 	// MaxTokens is how many tokens will be generated. The model does not choose an end by itself.
@@ -98,12 +101,17 @@ func (e *Engine) Submit(now time.Duration, r Request) (*Seq, error) {
 // before it, so that equal hashes mean equal prefixes.
 func (e *Engine) hash(s *Seq, tokens []uint32, blocks []uint64) {
 	bs := e.cfg.BlockSize
-	s.hashes = make([]uint64, 0, s.PromptLen/bs)
 	if tokens == nil {
-		s.partial = s.PromptLen%bs != 0 || s.Output == nil
+		known := s.PromptLen
+		if s.Whole {
+			known += s.MaxTokens
+		}
+		blocks = blocks[:min(len(blocks), known/bs)]
+		s.hashes = make([]uint64, 0, len(blocks))
+		s.partial = true
 		parent := root(s.Adapter, s.Salt)
 		var buf [16]byte
-		for _, id := range blocks[:s.PromptLen/bs] {
+		for _, id := range blocks {
 			binary.LittleEndian.PutUint64(buf[:], parent)
 			binary.LittleEndian.PutUint64(buf[8:], id)
 			parent = xxhash.Sum64(buf[:])
@@ -111,6 +119,7 @@ func (e *Engine) hash(s *Seq, tokens []uint32, blocks []uint64) {
 		}
 		return
 	}
+	s.hashes = make([]uint64, 0, s.PromptLen/bs)
 	s.partial = s.Output == nil
 	for len(tokens) >= bs {
 		s.hashes = append(s.hashes, e.chain(s, tokens[:bs]))

@@ -24,7 +24,7 @@ func (e *Engine) Begin(now time.Duration) (took time.Duration, busy bool) {
 	if e.stats.Preemptions == preempted { // no room was just made only to be given to a newcomer
 		e.admit(now, budget)
 	}
-	prefill, seqs, kv := 0, 0, 0
+	prefill, seqs, kv, pairs := 0, 0, 0, 0
 	for _, s := range e.running {
 		if s.planned == 0 {
 			continue
@@ -33,13 +33,14 @@ func (e *Engine) Begin(now time.Duration) (took time.Duration, busy bool) {
 		kv += s.computed + s.planned
 		if !s.decoding() {
 			prefill += s.planned
+			pairs += s.planned*s.computed + s.planned*(s.planned+1)/2
 		}
 	}
 	if seqs == 0 {
 		return 0, false
 	}
 	e.open = true
-	return e.cfg.Timing.Step(prefill, seqs, kv), true
+	return e.cfg.Timing.Step(prefill, seqs, kv, pairs), true
 }
 
 // carryOn plans the running sequences that decode, or those that still prefill, and returns what is
