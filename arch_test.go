@@ -46,7 +46,9 @@ var rooms = map[string][]string{
 	"sim/vllm":        {"sim/engine", "source/kvevents"}, // its engines publish in the very form that the source reads
 	"sim/work":        {"plugin"},                        // names that were meant
 	"sim/report":      {},                                // it is told everything: who measures imports it
-	"sim/load":        {"request"},                       // an answer is read by the gateway's own reader
+	"sim/kind":        {"sim/engine"},
+	"sim/run":         {"clock", "fleet", "flow", "kvcache", "route", "sched", "sim/engine", "sim/kind", "sim/report", "sim/work"}, // the gateway's order in virtual time
+	"sim/load":        {"request"},                                                                                                 // an answer is read by the gateway's own reader
 	"sim/bench":       {"request", "sim/load", "sim/report", "sim/work"},
 }
 
@@ -59,7 +61,7 @@ var owners = map[string][]string{
 	"google.golang.org/protobuf":    {"gateway/extproc"},
 	"github.com/prometheus/":        {"observe"},
 	"go.opentelemetry.io/":          {"observe"},
-	"go.yaml.in/yaml/":              {"api", "config"},
+	"go.yaml.in/yaml/":              {"api", "config", "sim/kind"},
 	"github.com/klauspost/compress": {"request"},
 	"github.com/andybalholm/brotli": {"request"},
 	"github.com/fsnotify/fsnotify":  {"source/file"},

@@ -36,6 +36,8 @@ func commands() []command {
 		{"migrate", "rewrite what is deprecated in manifests", migrate},
 		{"explain", "what a plugin does, and its parameters", explain},
 		{"bench", "load on any OpenAI-compatible server, and what it is like", benchCommand},
+		{"sim run", "a policy on work and a fleet, in virtual time", simRun},
+		{"sim kinds", "the kinds of engines that a fleet can be made of", simKinds},
 		{"sim engine", "a vLLM-compatible engine without a GPU", vllm.Command},
 		{"version", "print the version", version},
 	}
@@ -52,10 +54,10 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends it at once
-	return run(ctx, args, stdout, stderr)
+	return dispatch(ctx, args, stdout, stderr)
 }
 
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+func dispatch(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if len(args) == 0 || args[0] == "--help" || args[0] == "-h" || args[0] == "help" {
 		usage(stdout)
 		return 0

@@ -230,6 +230,9 @@ func (s *Store) tell(id ID, load *Load, set func(*told)) {
 	}
 }
 
+// Flush publishes what was told, without waiting for company.
+func (s *Store) Flush() { s.flush() }
+
 func (s *Store) flush() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -31,6 +31,10 @@ type part struct {
 var Named = []Policy{
 	{"default", "Weighs queue 2, KV cache 2 and cached prefix 3: what decides when nobody writes a configuration.", []part{
 		{"queue-scorer", 2, ""}, {"kv-cache-utilization-scorer", 2, ""}, {"prefix-cache-scorer", 3, ""}}},
+	{"llm-d-default", "Is what llm-d weighed by default before it was sticky: queue 2, KV cache 2 and cached prefix 3.", []part{
+		{"queue-scorer", 2, ""}, {"kv-cache-utilization-scorer", 2, ""}, {"prefix-cache-scorer", 3, ""}}},
+	{"sticky", "Takes holders of most of the prompt unless they would answer 18 s later than others, of these the one with fewest tokens in flight (llm-d's default since August 2026).", []part{
+		{"prefix-cache-affinity-filter", 0, ""}, {"token-load-scorer", 1, ""}}},
 	{"priced-miss", "Takes the least cost in seconds, with a price on cache misses.", []part{{"priced-miss-scorer", 1, ""}}},
 	{"priced-miss-batch", "Is priced-miss with work multiplied by the batch size.", []part{{"priced-miss-scorer", 1, `{"batch": true}`}}},
 	{"greedy", "Is priced-miss without a price: each request looks after itself alone.", []part{{"priced-miss-scorer", 1, `{"hitRate": 0}`}}},

@@ -9,7 +9,8 @@ type block struct {
 	hash       uint64
 	refs       int32 // sequences that hold it
 	prev, next int32 // neighbours in the free list while refs is 0
-	keyed      bool  // hash is set and leads here
+	place      uint32
+	keyed      bool // hash and place are set and lead here
 }
 
 // cache hands out blocks and finds those that were computed before.
@@ -20,13 +21,13 @@ type block struct {
 type cache struct {
 	size       int
 	blocks     []block // grows to size: a block that was never used costs nothing
-	byHash     map[uint64]int32
+	byHash     table
 	head, tail int32
 	listed     int // length of the free list
 }
 
 func newCache(size int) cache {
-	return cache{size: size, byHash: map[uint64]int32{}, head: none, tail: none}
+	return cache{size: size, head: none, tail: none}
 }
 
 // free is the number of blocks that can be handed out.
@@ -35,8 +36,8 @@ func (c *cache) free() int { return c.listed + c.size - len(c.blocks) }
 // match finds how many of the leading hashes are in the cache, and how many of these blocks stand in
 // the free list.
 func (c *cache) match(hashes []uint64) (hits, idle int) {
-	for _, h := range hashes {
-		id, ok := c.byHash[h]
+	for i, h := range hashes {
+		id, ok := c.byHash.find(c.blocks, placeOf(hashes, i), h)
 		if !ok {
 			break
 		}
@@ -48,9 +49,9 @@ func (c *cache) match(hashes []uint64) (hits, idle int) {
 	return hits, idle
 }
 
-// share takes the block with the hash for one more sequence. It must have been matched.
-func (c *cache) share(hash uint64) int32 {
-	id := c.byHash[hash]
+// share takes block i of a prompt for one more sequence. It must have been matched.
+func (c *cache) share(hashes []uint64, i int) int32 {
+	id, _ := c.byHash.find(c.blocks, placeOf(hashes, i), hashes[i])
 	if c.blocks[id].refs == 0 {
 		c.unlist(id)
 	}
@@ -69,20 +70,21 @@ func (c *cache) take() (id int32, evicted bool) {
 	c.unlist(id)
 	b := &c.blocks[id]
 	if b.keyed {
-		delete(c.byHash, b.hash)
+		c.byHash.remove(b.place, id)
 		b.keyed, evicted = false, true
 	}
 	b.refs = 1
 	return id, evicted
 }
 
-// key makes a computed block findable, unless another one with the same content is.
-func (c *cache) key(id int32, hash uint64) bool {
-	if _, ok := c.byHash[hash]; ok {
+// key makes block i of a prompt, which was computed, findable, unless another one with the same content is.
+func (c *cache) key(id int32, hashes []uint64, i int) bool {
+	place := placeOf(hashes, i)
+	if !c.byHash.add(c.blocks, place, hashes[i], id) {
 		return false
 	}
-	c.byHash[hash] = id
-	c.blocks[id].hash, c.blocks[id].keyed = hash, true
+	b := &c.blocks[id]
+	b.hash, b.place, b.keyed = hashes[i], place, true
 	return true
 }
 

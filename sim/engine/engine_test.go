@@ -418,11 +418,11 @@ func (f found) check(t *testing.T, e *Engine) {
 			now++
 		}
 	}
-	if now != len(e.cache.byHash) {
-		t.Fatalf("%d blocks were told, %d can be found", now, len(e.cache.byHash))
+	if now != e.cache.byHash.used {
+		t.Fatalf("%d blocks were told, %d can be found", now, e.cache.byHash.used)
 	}
-	for h := range e.cache.byHash {
-		if !f[h] {
+	for _, b := range e.cache.blocks {
+		if b.keyed && !f[b.hash] {
 			t.Fatal("a block can be found of which nobody was told")
 		}
 	}
@@ -451,7 +451,7 @@ func check(t *testing.T, e *Engine) {
 		if refs[int32(id)] != b.refs {
 			t.Fatalf("block %d: %d refs, %d holders", id, b.refs, refs[int32(id)])
 		}
-		if b.keyed && e.cache.byHash[b.hash] != int32(id) {
+		if at, ok := e.cache.byHash.find(e.cache.blocks, b.place, b.hash); b.keyed && (!ok || at != int32(id)) {
 			t.Fatalf("block %d is keyed and not found", id)
 		}
 	}
@@ -523,5 +523,40 @@ func TestStepDoesNotAllocate(t *testing.T) {
 	// The list of blocks, their hashes and the pool grow now and then.
 	if n := testing.AllocsPerRun(200, func() { e.Step(now) }); n > 1 {
 		t.Errorf("%v allocations per step", n)
+	}
+}
+
+// TestTable holds the table against a map.
+func TestTable(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 3))
+	var table table
+	known := map[uint64]int32{}
+	blocks := make([]block, 300)
+	for range 100_000 {
+		id := int32(rng.IntN(len(blocks)))
+		b := &blocks[id]
+		if b.keyed {
+			table.remove(b.place, id)
+			delete(known, b.hash)
+			b.keyed = false
+			continue
+		}
+		hash := uint64(rng.IntN(400))<<32 | uint64(rng.IntN(40)) // many with the same place
+		_, taken := known[hash]
+		if table.add(blocks, uint32(hash), hash, id) == taken {
+			t.Fatalf("%x: taken %t", hash, taken)
+		}
+		if !taken {
+			b.hash, b.place, b.keyed = hash, uint32(hash), true
+			known[hash] = id
+		}
+		look := uint64(rng.IntN(400))<<32 | uint64(rng.IntN(40))
+		want, ok := known[look]
+		if got, found := table.find(blocks, uint32(look), look); found != ok || ok && got != want {
+			t.Fatalf("%x: got %d %t, want %d %t", look, got, found, want, ok)
+		}
+	}
+	if table.used != len(known) {
+		t.Errorf("%d used, want %d", table.used, len(known))
 	}
 }

@@ -104,8 +104,8 @@ func (e *Engine) admit(now time.Duration, budget int) {
 		if e.blocksFor(s.total())-hits > e.cache.free()-idle {
 			return
 		}
-		for _, h := range reusable[:hits] {
-			s.blocks = append(s.blocks, e.cache.share(h))
+		for i := range hits {
+			s.blocks = append(s.blocks, e.cache.share(reusable, i))
 		}
 		s.computed = hits * bs
 		s.planned = min(s.total()-s.computed, budget)
@@ -190,7 +190,7 @@ func (e *Engine) finish(s *Seq, now time.Duration) {
 	e.stats.ComputedTokens += uint64(n)
 	first, end := before, min(s.computed/e.cfg.BlockSize, len(s.hashes))
 	for i := before; i < end; i++ {
-		if !e.cache.key(s.blocks[i], s.hashes[i]) {
+		if !e.cache.key(s.blocks[i], s.hashes, i) {
 			e.stored(s, first, i)
 			first = i + 1
 		}

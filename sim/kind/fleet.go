@@ -10,6 +10,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"text/tabwriter"
 	"time"
 
 	"go.yaml.in/yaml/v3"
@@ -44,6 +45,32 @@ func Names() []string {
 		names[i] = k.Name
 	}
 	return names
+}
+
+// List writes the kinds, for people.
+func List(out io.Writer) error {
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "KIND\tKV TOKENS\tSTEP\tPREFILL/S\tPER SEQ\tPER 1k KV\tPER 1M PAIRS\tBATCH\tWHAT")
+	for _, k := range Kinds {
+		c, t := &k.Config, &k.Config.Timing
+		fmt.Fprintf(w, "%s\t%d\t%v\t%.0f\t%v\t%v\t%v\t%d seqs, %d tokens\t%s\n", k.Name, c.NumBlocks*c.BlockSize, t.Base, 1e9/float64(t.PerPrefillToken),
+			t.PerSeq.Round(time.Microsecond), 1000*t.PerKVToken, t.PerMPairs.Round(time.Microsecond), c.MaxNumSeqs, c.MaxNumBatchedTokens, k.Doc)
+	}
+	fmt.Fprintln(w)
+	if err := w.Flush(); err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "Without --fleet, endpoints are of kind %s. What these are from:\n", Default)
+	for _, a := range Accelerators {
+		fmt.Fprintf(out, "  %-5s %s\n", a.Name, a.Source)
+	}
+	for _, m := range Models {
+		fmt.Fprintf(out, "  %-5s %s\n", m.Name, m.Source)
+	}
+	for _, s := range Shares {
+		fmt.Fprintf(out, "  - %s\n", s)
+	}
+	return nil
 }
 
 // Fleet reads a fleet: a number of the default kind ("8"), kinds with their numbers ("4xH100-70B-TP4,4xL4-8B"), or a YAML

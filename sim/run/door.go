@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"math/rand/v2"
+	"time"
 
 	"github.com/penstock-project/penstock/fleet"
 	"github.com/penstock-project/penstock/flow"
@@ -33,6 +34,10 @@ type door struct {
 	chance *rand.Rand
 	down   bool
 	keeps  bool // cycles until the answer begins
+
+	fresh []*instance   // that were read and not told of
+	told  time.Duration // when the store will publish those that were read last; 0 for never
+	armed bool          // that is planned
 
 	cycles    []*sched.Cycle
 	ask       flow.Ask
@@ -75,6 +80,7 @@ func (d *door) begin() error {
 	d.keeps = lane.Plan.Answers() || len(r.Faults) > 0
 	d.chance = rand.New(rand.NewPCG(r.Seed, uint64(d.i)))
 	d.cycles, d.ready, d.parked = nil, nil, nil
+	d.fresh, d.told, d.armed = nil, 0, false
 	d.refreshes = map[string]func(*fleet.Snapshot, []*fleet.Endpoint) []*fleet.Endpoint{}
 	d.headers = map[sessionKey]string{}
 	d.store.OnGone(lane.Plan.Gone)
@@ -96,6 +102,80 @@ func (d *door) members() map[string][]fleet.EndpointSpec {
 }
 
 func (d *door) pool() *fleet.Pool { return d.store.Load().Pool(poolID) }
+
+// page is what a gateway read of an engine's metrics and the store does not know yet. As in the store, a reading waits
+// for others of [fleet.Coalesce] before it is published. But the store is told only when somebody looks at it: a
+// simulation in which nobody does would do little else.
+type page struct {
+	next, shown fleet.Reading // that will be published at door.told, and that was
+	waits, is   bool
+}
+
+// scraped is told what an engine's page says.
+func (d *door) scraped(n *instance, reading fleet.Reading) {
+	load := n.loads[d.i]
+	if d.down || load == nil {
+		return
+	}
+	d.turn()
+	if d.told == 0 {
+		d.told = d.r.now + fleet.Coalesce
+	}
+	p := &n.pages[d.i]
+	if !p.waits && !p.is {
+		d.fresh = append(d.fresh, n)
+	}
+	p.next, p.waits = reading, true
+	p.next.Seen = load.Sent()
+	d.arm()
+}
+
+// turn publishes what is due.
+func (d *door) turn() {
+	if d.told == 0 || d.told > d.r.now {
+		return
+	}
+	d.told = 0
+	for _, n := range d.fresh {
+		if p := &n.pages[d.i]; p.waits {
+			p.shown, p.is, p.waits = p.next, true, false
+		}
+	}
+}
+
+// look tells the store what was published, before anybody looks at it.
+func (d *door) look() {
+	d.turn()
+	some, left := false, d.fresh[:0]
+	for _, n := range d.fresh {
+		p := &n.pages[d.i]
+		if p.is {
+			d.store.Tell(n.id, n.loads[d.i], p.shown)
+			some, p.is = true, false
+		}
+		if p.waits {
+			left = append(left, n)
+		}
+	}
+	d.fresh = left
+	if some {
+		d.store.Flush()
+	}
+}
+
+// arm has the store know in time what is read, because requests wait at the gate for news.
+func (d *door) arm() {
+	if d.armed || d.told == 0 || d.lane.Gate.Waiting() == 0 {
+		return
+	}
+	d.armed = true
+	d.r.plan(d.told, call(func() {
+		d.armed = false
+		if !d.down {
+			d.look()
+		}
+	}), 0)
+}
 
 // eligible makes those endpoints candidates that serve the model and did not fail lately.
 func (d *door) eligible(c *sched.Cycle, pool *fleet.Pool) bool {

@@ -31,6 +31,7 @@ type instance struct {
 	hidden  bool // nobody tells the gateways of it
 
 	loads []*fleet.Load // it as each gateway knows it; nil where it does not
+	pages []page        // and what each read of it
 }
 
 // begin starts the engine with an empty cache.
@@ -102,22 +103,21 @@ func (n *instance) happen(turn uint32) {
 	}
 }
 
-// scrape has a gateway look at its metrics page.
-func (n *instance) scrape(d *door) {
-	load := n.loads[d.i]
-	if load == nil || n.down || n.mute {
-		return
+// read is what its metrics page says now; false when nobody answers.
+func (n *instance) read() (reading fleet.Reading, ok bool) {
+	if n.down || n.mute || n.hidden {
+		return reading, false
 	}
 	s, c, now := n.engine.Stats(), &n.spec.Config, n.r.Now()
 	at := func(v float64) fleet.Signal { return fleet.Signal{Value: v, At: now} }
-	reading := fleet.Reading{
+	reading = fleet.Reading{
 		Waiting: at(float64(s.Waiting)), Running: at(float64(s.Running)), KVUsage: at(s.KVUsage), Engine: "vllm",
-		BlockSize: c.BlockSize, NumBlocks: c.NumBlocks, MaxAdapters: c.MaxLoRAs, Seen: load.Sent(),
+		BlockSize: c.BlockSize, NumBlocks: c.NumBlocks, MaxAdapters: c.MaxLoRAs,
 	}
 	if c.MaxLoRAs > 0 {
 		reading.Adapters, reading.Queued = n.adapters()
 	}
-	d.store.Tell(n.id, load, reading)
+	return reading, true
 }
 
 // adapters lists those that run and those that wait.

@@ -68,6 +68,7 @@ func (r *run) newExchange(q *work.Request) *exchange {
 		x.waits = func() {
 			x.waited = true
 			x.dropCycle()
+			x.d.arm()
 		}
 		x.evict = func() {
 			turn := x.turn
@@ -147,6 +148,7 @@ func (x *exchange) Get(name string) string {
 // seat has the request wait for its turn, in the order of gateway.Exchange's.
 func (x *exchange) seat() {
 	d := x.d
+	d.look()
 	pool := d.pool()
 	c := x.newCycle()
 	if !d.eligible(c, pool) && len(pool.Endpoints) > 0 {
@@ -222,6 +224,7 @@ func (x *exchange) enters() {
 		return
 	}
 	if x.cycle == nil { // it waited
+		d.look()
 		if !d.eligible(x.newCycle(), d.pool()) {
 			x.fail(string(flow.NoEndpoints))
 			return

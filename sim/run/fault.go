@@ -95,6 +95,8 @@ func (n *instance) hide(gone bool) {
 	n.hidden = gone
 	for _, d := range n.r.doors {
 		if !d.down {
+			d.look()
+			d.fresh = nil
 			d.store.SetEndpoints("sim", d.members()["sim"])
 			n.r.know(d)
 		}

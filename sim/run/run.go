@@ -95,7 +95,7 @@ func Do(ctx context.Context, s Setup) (report.Run, error) {
 	r := &run{Setup: s, ctx: ctx, byID: map[fleet.ID]*instance{}}
 	names, kinds := make([]string, len(s.Fleet)), make([]string, len(s.Fleet))
 	for i, spec := range s.Fleet {
-		n := &instance{r: r, i: i, spec: spec, slow: 1, loads: make([]*fleet.Load, s.Replicas)}
+		n := &instance{r: r, i: i, spec: spec, slow: 1, loads: make([]*fleet.Load, s.Replicas), pages: make([]page, s.Replicas)}
 		names[i], kinds[i] = fmt.Sprintf("engine-%0*d", len(fmt.Sprint(len(s.Fleet)-1)), i), spec.Kind
 		n.id = fleet.ID{Namespace: poolID.Namespace, Name: names[i]}
 		n.address = fmt.Sprintf("10.%d.%d.%d:8000", i>>16, i>>8&255, i&255)
@@ -220,7 +220,7 @@ func (r *run) gap(x *exchange, d time.Duration, n int) {
 // know finds the engines' loads by a door's newest snapshot.
 func (r *run) know(d *door) {
 	for _, n := range r.engines {
-		n.loads[d.i] = nil
+		n.loads[d.i], n.pages[d.i] = nil, page{}
 	}
 	for _, e := range d.pool().Endpoints {
 		r.byID[e.ID].loads[d.i] = e.Load
@@ -231,12 +231,13 @@ func (r *run) know(d *door) {
 type scrape struct{ n *instance }
 
 func (s scrape) happen(uint32) {
-	for _, d := range s.n.r.doors {
-		if !d.down {
-			s.n.scrape(d)
+	n, r := s.n, s.n.r
+	if reading, ok := n.read(); ok {
+		for _, d := range r.doors {
+			d.scraped(n, reading)
 		}
 	}
-	s.n.r.plan(s.n.r.now+s.n.r.Scrape, s, 0)
+	r.plan(r.now+r.Scrape, s, 0)
 }
 
 // scrapes spreads the engines over the interval, as source/scrape does.
