@@ -13,9 +13,6 @@ import (
 // segment is four bytes of its text, half of a number that the segment's id and i/2 give. So equal segments are equal text,
 // and others are not.
 
-// pairOf is the content of the tokens 2k and 2k+1 of a segment.
-func pairOf(id uint64, k uint64) uint64 { return spread(id) + k*0x9e3779b97f4a7c15 }
-
 // spread is a number that tells ids apart in all its bits.
 func spread(x uint64) uint64 {
 	x ^= x >> 32
@@ -45,16 +42,6 @@ func (w *writer) feed(prompt []work.Segment, h *kvcache.Hasher) {
 			n -= m
 		}
 	}
-}
-
-// tokens appends a prompt as token ids.
-func tokens(into []uint32, prompt []work.Segment) []uint32 {
-	for _, s := range prompt {
-		for i := range uint64(s.Tokens) {
-			into = append(into, uint32(pairOf(s.ID, i/2)>>(i%2*32)))
-		}
-	}
-	return into
 }
 
 // blocks appends the identities of a prompt's blocks, and of what its answer fills after it: equal content, equal identity.
