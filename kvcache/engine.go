@@ -5,6 +5,7 @@ package kvcache
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/cespare/xxhash/v2"
@@ -62,7 +63,7 @@ type Stored struct {
 
 // Counts tell what became of an engine's events.
 type Counts struct {
-	// Blocks are followed now, Waiting wait now for their parent.
+	// Blocks are followed now: ends of the engine's blocks and of ours in them. Waiting wait now for their parent.
 	Blocks, Waiting int
 	// Stored, Again (stored before), Removed and Unknown (removed or moved, but never seen) count engine blocks.
 	Stored, Again, Removed, Unknown uint64
@@ -77,7 +78,8 @@ type Counts struct {
 
 // Engine follows the blocks of one endpoint by the events of its engine, and keeps the index true to them. The engine's
 // names of blocks mean nothing elsewhere: our keys are computed from the tokens, on from the parent's, so that they equal
-// those that [Hasher.ResetTokens] gives for the same tokens.
+// those that [Hasher.ResetTokens] gives for the same tokens. What names mean is kept with the index, once for all engines
+// that hash alike; which blocks an engine holds is kept there alone.
 //
 // The engine's blocks may be of any size that is a multiple of the cell. Where several make one of ours, it is held from
 // the last of them on and until that leaves, which engines let go first; where one holds several of ours, they come and go
@@ -87,31 +89,32 @@ type Engine struct {
 	mu     sync.Mutex
 	index  *Index
 	o      EngineOptions
+	salt   uint64 // for names: what another model or cell size makes of them is another thing
 	closed bool
-	blocks map[uint64]block
-	inner  map[uint64][]uint64 // our keys in a block, unless the state at its end is the only one
-	also   map[place]uint32    // how often a key is held beyond once
-	skip   map[int]bool        // groups that are not followed
-	ranks  map[int]struct{}
+	parts  []*member
+	skip   map[int]bool // groups that are not followed
 	counts Counts
 
 	waiting  map[uint64][]*waiter // by parent
 	waits    map[uint64]*waiter   // by block
 	queue    []*waiter            // oldest first
-	waitsFor int                  // tokens
+	waitsFor int                  // tokens, and text counted in tokens
+	charged  int64                // bytes that the index counts for what waits
 
-	chain      chain
-	cell       []byte
-	fresh, old []uint64
-	next       []*waiter
+	chain chain
+	cell  []byte
+	ends  []end
+	keys  []uint64
+	ids   []uint64
+	next  []*waiter
 }
 
-// block is one of the engine's.
-type block struct {
-	state uint64 // of the chain at its end
-	phase uint16 // cells since the last end of a block of ours
-	rank  uint8
-	count [tiers]uint8
+// member is a part of an engine with a cache of its own: a group of attention layers in a data-parallel rank.
+type member struct {
+	rank, group int
+	part        uint16
+	owner       uint64           // of names
+	more        map[place]uint32 // how often a key is held beyond once
 }
 
 type place struct {
@@ -119,10 +122,25 @@ type place struct {
 	tier Tier
 }
 
+const placeBytes = 64
+
 type waiter struct {
 	Stored
 	ids  []uint64
+	text int // of extras, in tokens
 	gone bool
+}
+
+const waiterBytes = 192 // for each block: its name in three places
+
+func (e *Engine) waitBytes() int64 {
+	return int64(e.waitsFor)*TokenBytes + int64(len(e.waits))*waiterBytes
+}
+
+// charge tells the index, whose lock is held, what is taken for blocks that wait.
+func (e *Engine) charge() {
+	e.index.bytes += e.waitBytes() - e.charged
+	e.charged = e.waitBytes()
 }
 
 // NewEngine follows an engine whose options are valid.
@@ -133,18 +151,63 @@ func NewEngine(x *Index, o EngineOptions) *Engine {
 	if o.MaxWaiting == 0 {
 		o.MaxWaiting = 1 << 18
 	}
-	e := &Engine{index: x, o: o, skip: map[int]bool{}, ranks: map[int]struct{}{}}
-	e.reset()
+	e := &Engine{index: x, o: o, cell: make([]byte, o.CellTokens*TokenBytes)}
+	e.salt = xxhash.Sum64String(o.Model) + uint64(o.CellTokens)<<32 + uint64(o.BlockTokens)
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.names == nil {
+		x.names = newNames(x.budget)
+	}
 	return e
 }
 
+// reset forgets all, under the index's lock.
 func (e *Engine) reset() {
-	e.blocks, e.inner, e.also = map[uint64]block{}, map[uint64][]uint64{}, map[place]uint32{}
-	e.counts.Lost += uint64(len(e.waits))
-	e.waiting, e.waits, e.queue, e.waitsFor = map[uint64][]*waiter{}, map[uint64]*waiter{}, nil, 0
+	for _, m := range e.parts {
+		e.drop(m)
+	}
+	e.index.clear(e.o.Slot)
+	e.parts = e.parts[:0]
+	e.lose()
 }
 
-// name is a block's name among all ranks and groups.
+// lose forgets all that waits, under the index's lock.
+func (e *Engine) lose() {
+	e.counts.Lost += uint64(len(e.waits))
+	e.waiting, e.waits, e.queue, e.waitsFor = nil, nil, nil, 0
+	e.charge()
+}
+
+// drop ends a part, under the index's lock.
+func (e *Engine) drop(m *member) {
+	e.index.endPart(e.o.Slot, m.part)
+	e.index.names.retire(m.owner)
+	e.index.bytes -= int64(len(m.more)) * placeBytes
+	m.owner, m.more = 0, nil
+}
+
+// member finds or makes the part for a rank and a group; nil when there are too many.
+func (e *Engine) member(rank, group int, add bool) *member {
+	for _, m := range e.parts {
+		if m.rank == rank && m.group == group {
+			return m
+		}
+	}
+	if !add || len(e.parts) >= mostParts {
+		return nil
+	}
+	m := &member{rank: rank, group: group}
+	for slices.ContainsFunc(e.parts, func(o *member) bool { return o.part == m.part }) {
+		m.part++
+	}
+	e.index.mu.Lock()
+	m.owner = e.index.names.acquire()
+	e.index.mu.Unlock()
+	e.parts = append(e.parts, m)
+	return m
+}
+
+// name is a block's name among all ranks and groups, by which it waits.
 func name(hash uint64, group, rank int) uint64 {
 	if group == 0 && rank == 0 {
 		return hash
@@ -152,7 +215,7 @@ func name(hash uint64, group, rank int) uint64 {
 	return mix(hash^uint64(group+1)<<32) + mix(uint64(rank+1))
 }
 
-const mostRanks = 256
+const mostRanks, mostParts = 256, 256
 
 // follows tells whether a group matters.
 func follows(kind string) bool {
@@ -172,6 +235,9 @@ func (e *Engine) Store(s *Stored) {
 	case e.closed || n == 0:
 		return
 	case !follows(s.Kind):
+		if e.skip == nil {
+			e.skip = map[int]bool{}
+		}
 		if len(e.skip) < 1024 {
 			e.skip[s.Group] = true
 		}
@@ -184,9 +250,13 @@ func (e *Engine) Store(s *Stored) {
 		e.counts.Misfit += n
 		return
 	}
-	e.ranks[s.Rank] = struct{}{}
+	m := e.member(s.Rank, s.Group, true)
+	if m == nil {
+		e.counts.Misfit += n
+		return
+	}
 	if len(s.Tokens) == 0 {
-		e.move(s)
+		e.move(s, m)
 		return
 	}
 	if s.BlockTokens <= 0 || s.BlockTokens%e.o.CellTokens != 0 || len(s.Tokens)/s.BlockTokens != len(s.Hashes) ||
@@ -195,46 +265,45 @@ func (e *Engine) Store(s *Stored) {
 		return
 	}
 	e.next = e.next[:0]
-	e.store(s)
+	e.store(s, m)
 	for len(e.next) > 0 {
 		w := e.next[len(e.next)-1]
 		e.next = e.next[:len(e.next)-1]
 		if !w.gone {
 			e.forget(w)
 			e.counts.Adopted += uint64(len(w.Hashes))
-			e.store(&w.Stored)
+			e.store(&w.Stored, m)
 		}
+	}
+	if e.charged != e.waitBytes() {
+		e.index.mu.Lock()
+		e.charge()
+		e.index.mu.Unlock()
 	}
 }
 
 // store computes the keys of blocks and confirms them, or lets the blocks wait.
-func (e *Engine) store(s *Stored) {
-	at := block{}
+func (e *Engine) store(s *Stored, m *member) {
+	phase := uint16(0)
 	if s.HasParent {
-		parent, ok := e.blocks[name(s.Parent, s.Group, s.Rank)]
+		state, at, ok := e.find(s.Parent, m)
 		if !ok {
 			e.wait(s)
 			return
 		}
-		at = parent
+		e.chain.state, phase = state, at
 	} else {
 		model := s.Adapter
 		if model == "" {
 			model = e.o.Model
 		}
-		at.state = xxhash.Sum64String(model)
+		e.chain.state = xxhash.Sum64String(model)
 	}
 	cells := uint16(e.o.BlockTokens / e.o.CellTokens)
-	e.chain.state, e.chain.extras = at.state, e.chain.extras[:0]
-	phase := at.phase
-	e.fresh, e.old = e.fresh[:0], e.old[:0]
+	e.chain.extras = e.chain.extras[:0]
+	e.ends, e.keys = e.ends[:0], e.keys[:0]
+	tokens := s.Tokens
 	for i, hash := range s.Hashes {
-		id := name(hash, s.Group, s.Rank)
-		b, known := e.blocks[id]
-		if !known && len(e.blocks) >= e.o.MaxBlocks {
-			e.counts.Full += uint64(len(s.Hashes) - i)
-			break
-		}
 		if i < len(s.Extras) {
 			for _, x := range s.Extras[i] {
 				if x != s.Adapter || x == "" { // engines list the adapter as well
@@ -242,106 +311,125 @@ func (e *Engine) store(s *Stored) {
 				}
 			}
 		}
-		list := &e.fresh
-		if known && b.count[s.Tier] > 0 {
-			list = &e.old
-		}
-		first := len(*list)
-		for t := range s.BlockTokens / e.o.CellTokens {
-			e.cell = e.cell[:0]
-			for _, token := range s.Tokens[i*s.BlockTokens+t*e.o.CellTokens:][:e.o.CellTokens] {
-				e.cell = binary.LittleEndian.AppendUint32(e.cell, token)
+		first := len(e.keys)
+		for range s.BlockTokens / e.o.CellTokens {
+			for i, token := range tokens[:e.o.CellTokens] {
+				binary.LittleEndian.PutUint32(e.cell[i*TokenBytes:], token)
 			}
+			tokens = tokens[e.o.CellTokens:]
 			e.chain.next(e.cell)
 			if phase++; phase == cells {
 				phase = 0
-				*list = append(*list, e.chain.state)
+				e.keys = append(e.keys, e.chain.state)
 			}
 		}
-		if known && (b.state != e.chain.state || b.phase != phase) { // the name means something else now
-			keys := append([]uint64(nil), (*list)[first:]...)
-			*list = (*list)[:first]
-			e.flush(s.Tier)
-			e.drop(id, b)
-			list, first, b, known = &e.fresh, len(e.fresh), block{}, false
-			*list = append(*list, keys...)
+		if phase != 0 {
+			e.keys = append(e.keys, e.chain.state) // no key of ours, but by it the index knows the block
 		}
-		keys := (*list)[first:]
-		if !known {
-			b.state, b.phase, b.rank = e.chain.state, phase, uint8(s.Rank)
-			if len(keys) > 1 || len(keys) == 1 && phase != 0 {
-				e.inner[id] = append([]uint64(nil), keys...)
-			}
+		e.ends = append(e.ends, end{name: hash + e.salt, keys: len(e.keys) - first, phase: phase})
+	}
+	e.confirm(m, s.Tier)
+	if len(e.waiting) > 0 {
+		for _, hash := range s.Hashes[:len(e.ends)] {
+			e.next = append(e.next, e.waiting[name(hash, s.Group, s.Rank)]...)
 		}
-		if b.count[s.Tier] == 0 {
-			e.counts.Stored++
-		} else {
+	}
+}
+
+// find tells the state of the chain at the end of a block, and its phase.
+func (e *Engine) find(hash uint64, m *member) (state uint64, phase uint16, ok bool) {
+	x := e.index
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	s, at, _ := x.names.find(x.names.tag(hash+e.salt), m.owner, 0)
+	if at < 0 {
+		return 0, 0, false
+	}
+	return s.rows[at].state, s.note(at) & phaseMask, true
+}
+
+// confirm writes down blocks whose keys were computed.
+func (e *Engine) confirm(m *member, tier Tier) {
+	x, keys := e.index, e.keys
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for i, b := range e.ends {
+		if i%batch == 0 {
+			x.touch(e.ends[i:min(i+batch, len(e.ends))], keys)
+		}
+		own := keys[:b.keys]
+		keys = keys[b.keys:]
+		x.sweepNames()
+		if x.sureOf(e.o.Slot) >= e.o.MaxBlocks && x.mine(own[len(own)-1], e.o.Slot, m.part) == 0 || !x.call(m, e.o.Slot, b, own) {
+			e.counts.Full += uint64(len(e.ends) - i)
+			e.ends = e.ends[:i]
+			break
+		}
+		if e.hold(m, own, tier) {
 			e.counts.Again++
+		} else {
+			e.counts.Stored++
 		}
-		if b.count[s.Tier] < 255 {
-			b.count[s.Tier]++
-		}
-		e.blocks[id] = b
-		e.adopt(id)
+		x.breathe(i)
 	}
-	e.flush(s.Tier)
+	x.tidyLot(e.o.Slot)
 }
 
-// adopt lines up the blocks that waited for one.
-func (e *Engine) adopt(id uint64) {
-	if len(e.waiting) == 0 {
-		return
+// hold confirms the keys of one block and tells whether it was held in that tier before.
+func (e *Engine) hold(m *member, keys []uint64, tier Tier) (again bool) {
+	x := e.index
+	for _, key := range keys {
+		lot := x.openSure(e.o.Slot, m.part)
+		if lot == 0 {
+			x.stats.Refused++
+			return again
+		}
+		before, _ := x.write(key, change{do: confirm, slot: e.o.Slot, part: m.part, lot: lot, tiers: 1 << tier})
+		again = before>>lotBits&(1<<tier) != 0 && x.lots[before&lotMask].sure
+		switch p := (place{norm(key), tier}); {
+		case again && (m.more[p] > 0 || len(m.more) < e.o.MaxBlocks && x.spare(placeBytes) >= 0):
+			if m.more == nil {
+				m.more = map[place]uint32{}
+			}
+			if m.more[p]++; m.more[p] == 1 {
+				x.bytes += placeBytes
+			}
+		case !again && len(m.more) > 0:
+			x.once(m, p) // it left the index unnoticed
+		}
 	}
-	e.next = append(e.next, e.waiting[id]...)
+	return again
 }
 
-// flush confirms the keys gathered so far.
-func (e *Engine) flush(tier Tier) {
-	e.index.confirm(e.fresh, e.o.Slot, tier, func(key uint64) {
-		if p := (place{key, tier}); e.also[p] > 0 || len(e.also) < e.o.MaxBlocks {
-			e.also[p]++
-		}
-	})
-	if len(e.old) > 0 {
-		e.index.Confirm(e.old, e.o.Slot, tier)
+// once forgets that a part holds a key more often than once.
+func (x *Index) once(m *member, p place) {
+	if _, ok := m.more[p]; ok {
+		delete(m.more, p)
+		x.bytes -= placeBytes
 	}
-	e.fresh, e.old = e.fresh[:0], e.old[:0]
 }
 
 // move brings known blocks into one more tier.
-func (e *Engine) move(s *Stored) {
-	e.fresh, e.old = e.fresh[:0], e.old[:0]
-	for _, hash := range s.Hashes {
-		id := name(hash, s.Group, s.Rank)
-		b, ok := e.blocks[id]
-		if !ok {
+func (e *Engine) move(s *Stored, m *member) {
+	x := e.index
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for i, hash := range s.Hashes {
+		shard, at, _ := x.names.find(x.names.tag(hash+e.salt), m.owner, 0)
+		if at < 0 {
 			e.counts.Unknown++
 			continue
 		}
-		if b.count[s.Tier] == 0 {
-			e.fresh = e.keys(e.fresh, id, b)
-			e.counts.Stored++
-		} else {
-			e.old = e.keys(e.old, id, b)
+		r := shard.rows[at]
+		e.keys = append(x.names.linked(e.keys[:0], r.tag, r.state, shard.note(at)), r.state)
+		if e.hold(m, e.keys, s.Tier) {
 			e.counts.Again++
+		} else {
+			e.counts.Stored++
 		}
-		if b.count[s.Tier] < 255 {
-			b.count[s.Tier]++
-		}
-		e.blocks[id] = b
+		x.breathe(i)
 	}
-	e.flush(s.Tier)
-}
-
-// keys appends our keys that a block holds.
-func (e *Engine) keys(list []uint64, id uint64, b block) []uint64 {
-	if in, ok := e.inner[id]; ok {
-		return append(list, in...)
-	}
-	if b.phase == 0 {
-		return append(list, b.state)
-	}
-	return list
+	x.tidyLot(e.o.Slot)
 }
 
 // wait keeps blocks until their parent is known. When there are too many, the oldest are lost.
@@ -351,11 +439,24 @@ func (e *Engine) wait(s *Stored) {
 		e.counts.Again += uint64(len(s.Hashes))
 		return
 	}
-	if len(s.Tokens) > e.o.MaxWaiting {
+	text := 0
+	for _, list := range s.Extras {
+		text += 4
+		for _, x := range list {
+			text += 4 + len(x)/TokenBytes
+		}
+	}
+	e.index.mu.Lock()
+	room := e.index.spare(int64(len(s.Tokens)+text)*TokenBytes+int64(len(s.Hashes))*waiterBytes) >= 0
+	e.index.mu.Unlock()
+	if len(s.Tokens)+text > e.o.MaxWaiting || !room {
 		e.counts.Lost += uint64(len(s.Hashes))
 		return
 	}
-	w := &waiter{Stored: *s}
+	if e.waits == nil {
+		e.waits, e.waiting = map[uint64]*waiter{}, map[uint64][]*waiter{}
+	}
+	w := &waiter{Stored: *s, text: text}
 	w.Hashes = append([]uint64(nil), s.Hashes...)
 	w.Tokens = append([]uint32(nil), s.Tokens...)
 	w.Extras = nil
@@ -372,7 +473,7 @@ func (e *Engine) wait(s *Stored) {
 	parent := name(s.Parent, s.Group, s.Rank)
 	e.waiting[parent] = append(e.waiting[parent], w)
 	e.queue = append(e.queue, w)
-	e.waitsFor += len(w.Tokens)
+	e.waitsFor += len(w.Tokens) + text
 	e.counts.Orphans += uint64(len(w.Hashes))
 	for e.waitsFor > e.o.MaxWaiting {
 		old := e.queue[0]
@@ -398,7 +499,7 @@ func (e *Engine) wait(s *Stored) {
 // forget takes blocks out of those that wait.
 func (e *Engine) forget(w *waiter) {
 	w.gone = true
-	e.waitsFor -= len(w.Tokens)
+	e.waitsFor -= len(w.Tokens) + w.text
 	for _, id := range w.ids {
 		if e.waits[id] == w {
 			delete(e.waits, id)
@@ -433,23 +534,64 @@ func (e *Engine) Remove(hashes []uint64, tier Tier, group, rank int) {
 		e.counts.Misfit += uint64(len(hashes))
 		return
 	}
-	gone := e.fresh[:0]
-	for _, hash := range hashes {
-		id := name(hash, group, rank)
-		b, ok := e.blocks[id]
-		switch w := e.waits[id]; {
-		case ok && b.count[tier] > 0:
+	m := e.member(rank, group, false)
+	if m == nil && len(e.waits) == 0 {
+		e.counts.Unknown += uint64(len(hashes))
+		return
+	}
+	x := e.index
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for i, hash := range hashes {
+		if i%batch == 0 {
+			x.touchNames(hashes[i:min(i+batch, len(hashes))], e.salt)
+		}
+		if m != nil && e.release(m, hash+e.salt, tier) {
 			e.counts.Removed++
-			gone = e.release(gone, id, b, tier, 1)
-		case !ok && w != nil:
+		} else if id := name(hash, group, rank); e.waits[id] != nil {
 			e.counts.Removed++
-			e.cut(w, id)
-		default:
+			e.cut(e.waits[id], id)
+			e.charge()
+		} else {
 			e.counts.Unknown++
 		}
+		x.breathe(i)
 	}
-	e.index.Remove(gone, e.o.Slot, tier)
-	e.fresh = gone[:0]
+}
+
+// release takes a block out of a tier, or counts it once less, and tells whether the part held it there.
+func (e *Engine) release(m *member, name uint64, tier Tier) bool {
+	x, n := e.index, e.index.names
+	defer x.sweepNames()
+	tag := n.tag(name)
+	s, at, _ := n.find(tag, m.owner, 0)
+	if at < 0 {
+		return false
+	}
+	r := s.rows[at]
+	e.keys = append(n.linked(e.keys[:0], r.tag, r.state, s.note(at)), r.state)
+	held, told, left := false, false, false // the block, by the part; a key of it, by anyone; a key, in other tiers or copies
+	for _, key := range e.keys {            // the one at the end is the last
+		p := place{norm(key), tier}
+		if more := m.more[p]; more > 0 {
+			if m.more[p]--; more == 1 {
+				x.once(m, p)
+			}
+			held, told, left = true, true, true
+			continue
+		}
+		before, said := x.write(key, change{do: remove, slot: e.o.Slot, part: m.part, tiers: 1 << tier})
+		held = before>>lotBits&(1<<tier) != 0
+		told = told || said
+		left = left || before>>lotBits&^(1<<tier) != 0
+	}
+	switch {
+	case !told || !left && r.tag&n.mask == m.owner && m.owner != 0:
+		n.remove(s, at)
+	case !left:
+		n.lost++ // may be waste, when others have let go as well
+	}
+	return held
 }
 
 // cut shortens what waits to before one block.
@@ -475,44 +617,6 @@ func (e *Engine) cut(w *waiter, id uint64) {
 	}
 }
 
-// release counts n holders of a block in a tier less and appends the keys that nobody of this engine holds there.
-func (e *Engine) release(gone []uint64, id uint64, b block, tier Tier, n uint8) []uint64 {
-	if b.count[tier] -= n; b.count[tier] == 0 {
-		first := len(gone)
-		gone = e.keys(gone, id, b)
-		kept := gone[:first]
-		for _, key := range gone[first:] {
-			p := place{key, tier}
-			switch e.also[p] {
-			case 0:
-				kept = append(kept, key)
-			case 1:
-				delete(e.also, p)
-			default:
-				e.also[p]--
-			}
-		}
-		gone = kept
-	}
-	if b.count == [tiers]uint8{} {
-		delete(e.blocks, id)
-		delete(e.inner, id)
-	} else {
-		e.blocks[id] = b
-	}
-	return gone
-}
-
-// drop forgets a block whole.
-func (e *Engine) drop(id uint64, b block) {
-	for tier := range Tier(tiers) {
-		if b.count[tier] > 0 {
-			e.index.Remove(e.release(nil, id, b, tier, b.count[tier]), e.o.Slot, tier)
-			b.count[tier] = 0
-		}
-	}
-}
-
 // Clear applies an event: one rank forgot all its blocks.
 func (e *Engine) Clear(rank int) {
 	e.mu.Lock()
@@ -534,32 +638,33 @@ func (e *Engine) Restart(rank int) {
 }
 
 func (e *Engine) clear(rank int) {
-	_, known := e.ranks[rank]
+	of := func(m *member) bool { return m.rank == rank }
+	e.index.mu.Lock()
+	defer e.index.mu.Unlock()
 	switch {
-	case !known && len(e.ranks) > 0:
+	case !slices.ContainsFunc(e.parts, of) && len(e.parts) > 0:
 		return // it held nothing
-	case len(e.ranks) > 1:
-		for id, b := range e.blocks {
-			if int(b.rank) == rank {
-				e.drop(id, b)
-			}
-		}
-		for _, w := range e.queue {
-			if w != nil && !w.gone && w.Rank == rank {
-				e.counts.Lost += uint64(len(w.Hashes))
-				e.forget(w)
-			}
-		}
-		delete(e.ranks, rank)
+	case !slices.ContainsFunc(e.parts, func(m *member) bool { return m.rank != rank }):
+		e.reset()
 		return
 	}
-	e.index.Clear(e.o.Slot)
-	e.reset()
-	clear(e.ranks)
+	for _, m := range e.parts {
+		if of(m) {
+			e.drop(m)
+		}
+	}
+	e.parts = slices.DeleteFunc(e.parts, of)
+	for _, w := range e.queue {
+		if w != nil && !w.gone && w.Rank == rank {
+			e.counts.Lost += uint64(len(w.Hashes))
+			e.forget(w)
+		}
+	}
+	e.charge()
 }
 
 // Gap tells that messages were missed and cannot be had again. What was confirmed stays, as provisional, until a
-// deadline or until the engine says it again.
+// deadline or until the engine says it again; blocks that wait for their parent are lost.
 func (e *Engine) Gap(missed uint64, until int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -568,6 +673,13 @@ func (e *Engine) Gap(missed uint64, until int64) {
 	}
 	e.counts.Gaps++
 	e.counts.Missed += missed
+	e.index.mu.Lock()
+	for _, m := range e.parts {
+		e.index.bytes -= int64(len(m.more)) * placeBytes
+		m.more = nil // how often is not known any more
+	}
+	e.lose() // what waits may have left as well
+	e.index.mu.Unlock()
 	e.index.Doubt(e.o.Slot, until)
 }
 
@@ -577,7 +689,8 @@ func (e *Engine) Close() {
 	defer e.mu.Unlock()
 	if !e.closed {
 		e.closed = true
-		e.index.Clear(e.o.Slot)
+		e.index.mu.Lock()
+		defer e.index.mu.Unlock()
 		e.reset()
 	}
 }
@@ -587,6 +700,10 @@ func (e *Engine) Counts() Counts {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	c := e.counts
-	c.Blocks, c.Waiting = len(e.blocks), len(e.waits)
+	c.Waiting = len(e.waits)
+	if !e.closed {
+		h := e.index.Holdings(e.o.Slot)
+		c.Blocks = h.Confirmed() + h.Doubted
+	}
 	return c
 }

@@ -5,6 +5,7 @@ package kvcache
 import (
 	"math"
 	"math/bits"
+	"slices"
 	"sync"
 	"sync/atomic"
 )
@@ -40,67 +41,78 @@ func (e *Evidence) Confirmed() int32 { return e.Tiers[GPU] + e.Tiers[CPU] + e.Ti
 func (e *Evidence) Blocks() int32 { return e.Confirmed() + e.Provisional }
 
 // Index remembers which endpoint holds which blocks, and how that is known: it was sent a prompt ([Index.Add],
-// [Index.Expect]: provisional), or its engine said so ([Index.Confirm]). An endpoint is known by its load's slot.
+// [Index.Expect]: provisional), or its engine said so ([Index.Confirm], [Engine]). An endpoint is known by its load's slot.
 //
 // What is known of one block is a word: up to two holders, or the name of a set of holders that blocks share. A holder is
-// named by a lot, a part of what an endpoint holds that lives and ends as a whole: one for all that is confirmed, one for
-// what was provisionally added at a time. So an endpoint is cleared, a deadline kept and the least recently used forgotten
-// without a look at the blocks; those are tidied a few at a time as others are written.
+// named by a lot, a part of what an endpoint holds that lives and ends as a whole: one for what each part of its engine
+// confirmed, one for what was provisionally added at a time. So an endpoint is cleared, a deadline kept and the least
+// recently used forgotten without a look at the blocks; those are tidied a few at a time as others are written.
 //
-// A block held by one or two endpoints costs 20 to 27 bytes; more holders cost something only where their set is not
-// shared with other blocks. An Index may be used by many goroutines. Lookups take no lock and wait for nobody: one that
-// overlaps a write sees the block before or after it.
+// A block held by one or two endpoints costs 20 to 22 bytes, and as much where an engine has a name for it that no other
+// engine uses; more holders cost something only where their set is not shared with other blocks. An Index may be used by
+// many goroutines. Lookups take no lock and wait for nobody: one that overlaps a write sees the block before or after it.
 type Index struct {
-	shards [shards]shard
+	shards []shard
+	mask   uint64 // of their numbers
 	sets   pages[atomic.Pointer[set]]
 	words  pages[atomic.Uint64] // of each lot: its slot plus one, and whether it is confirmed; 0 when it has ended
 	used   atomic.Int64         // blocks, with those whose lots have ended
+	parted atomic.Bool          // whether a slot may have two holders in a block
+	epoch  atomic.Uint64        // told on before a lot's word changes
 
 	mu       sync.Mutex // for all that follows and all writes
 	budget   int64
-	room     int64 // of budget, for tables and sets
-	bytes    int64
+	room     int64 // of budget, for tables, sets and names
+	bytes    int64 // but for names
 	lots     []lot
 	free     queue // lots to use again
 	dying    queue // ended lots that blocks may still name, in the order of their end
 	slots    []holdings
 	now      atomic.Int64
-	wheel    [][]claim // lots by deadline, modulo its length
-	names    map[uint64]uint32
+	wheel    []uint32 // by deadline, modulo its length, the first of its lots
+	byHash   map[uint64]uint32
 	freeSets queue
 	gen      uint32
 	hand     int // the shard and the row to be tidied next
 	handRow  int
 	turnLots int // of dying, those that had ended when this turn began
-	epoch    uint64
 	memo     memo
 	list     []uint32
+	again    []uint32 // for tidying
+	keys     []uint64
 	evictAt  int
+	names    *names // nil until an engine is followed
 	stats    Stats
 }
 
 // Stats are figures about an index.
 type Stats struct {
-	// Blocks are distinct, Sets are shared sets of three holders or more.
-	Blocks, Sets int
-	// Bytes are held, of at most Budget.
-	Bytes, Budget int64
-	// Evicted blocks made room within the budget; Refused holders found none.
+	// Blocks are distinct, Sets are shared sets of three holders or more, Names are engines' names of blocks.
+	Blocks, Sets, Names int
+	// Bytes are held, NameBytes of them for names, of at most Budget.
+	Bytes, NameBytes, Budget int64
+	// Evicted blocks made room within the budget; Refused writes found none.
 	Evicted, Refused uint64
+	// Expired counts what endpoints held provisionally until its deadline.
+	Expired uint64
 }
 
+// How full a table is when it is made anew, and then.
+const fullest, emptiest = 0.82, 0.72
+
 const (
-	shards = 64
-	// A table is made anew when four fifths of it are filled, then three fifths full, so that a block costs
-	// 16/0.8 to 16/0.6 bytes.
-	rowBytes = 16
-	minRows  = 8
+	leastShards = 64
+	mostShards  = 4096
+	rowBytes    = 16
+	minRows     = 8
 	// An endpoint's provisional blocks are forgotten in lots of a 64th of its capacity.
 	lotsInSlot = 64
 	// span is how many generations ahead a deadline can lie.
-	span     = 4096
-	lotBytes = 48 + 8
-	setBytes = 48 + 8 + 24 // with its place in sets and in names
+	span      = 4096
+	lotBytes  = 48 + 8      // with its word and its place in a queue
+	setBytes  = 48 + 8 + 24 // with its place in sets and in byHash
+	slotBytes = 64
+	partBytes = 16
 	// What writers do between two breaths.
 	breath = 512
 )
@@ -140,20 +152,26 @@ type set struct {
 type lot struct {
 	slot         uint32
 	count        int32
-	serial       uint32 // tells its uses apart
 	older, newer uint32 // in the slot
+	prev, next   uint32 // with the same deadline
+	part         uint16 // of the slot's engine that confirmed it
 	sure         bool   // confirmed
 	doubted      bool   // was confirmed
 	until        int64
 }
 
-type claim struct{ lot, serial uint32 }
-
 // holdings is what one slot holds. Lot 0 is none.
 type holdings struct {
-	sure           uint32 // what the engine said
+	said           []said // by each part of its engine
 	oldest, newest uint32 // what is provisional, by time of use
-	held           int
+	held           int    // all, sure and doubted among them
+	sure, doubted  int
+}
+
+// said is what a part of an engine, a rank's or a group's own cache, confirmed.
+type said struct {
+	lot   uint32
+	tiers [tiers]int32 // blocks by their fastest
 }
 
 const sureBit = 1 << 32
@@ -162,29 +180,47 @@ const sureBit = 1 << 32
 func NewIndex() *Index { return NewBoundedIndex(math.MaxInt64) }
 
 // NewBoundedIndex returns an empty index that holds at most that many bytes, a 16th of which is kept for the books of
-// slots and deadlines. At the bound a CLOCK evicts what was not written for longest. While a table is made anew, a
+// slots and deadlines. At the bound a CLOCK evicts what was not written for longest. While a table is made anew, at most a
 // 64th of all is there twice.
 func NewBoundedIndex(bytes int64) *Index {
-	x := &Index{budget: bytes, room: bytes - bytes/16, lots: make([]lot, 1), memo: memo{epoch: 1}}
+	n := leastShards // so many that none is large, for it is made anew in one breath
+	for bytes < math.MaxInt64 && n < mostShards && int64(n)*rowBytes*4096 < bytes {
+		n *= 2
+	}
+	x := &Index{budget: bytes, room: bytes - bytes/16, lots: make([]lot, 1), shards: make([]shard, n), mask: uint64(n) - 1}
+	x.epoch.Store(1)
 	x.words.grow(1)
-	x.bytes = int64(cap(x.lots)) * lotBytes
+	x.bytes = int64(cap(x.lots))*lotBytes + int64(n)*40
+	if bytes < math.MaxInt64 {
+		x.wheel = make([]uint32, span)
+		x.bytes += span * 4
+	}
 	return x
 }
 
 // Scratch is memory that lookups reuse between calls.
 type Scratch struct {
-	at     []int32 // slot → position in slots plus one
-	mark   []uint32
-	kind   []uint8
-	active []int32
-	seen   []int32 // position and kind of a block's holders
-	found  []Evidence
-	epoch  uint32
+	at      []int32 // slot → position in slots plus one
+	race    []racer // by position
+	alive   []int32 // positions that are in the race, and some that no longer are
+	left    int     // are in the race
+	touched []int32
+	found   []Evidence
+}
+
+// racer is a candidate as a lookup goes along a prompt.
+type racer struct {
+	from  int32  // the block since which it is of its kind
+	entry uint32 // the last holder that was counted
+	kind  uint8  // none at first
+	in    bool
+	count [kinds]uint16 // its holders in the block at hand
 }
 
 const (
 	provisional = tiers
 	kinds       = 4
+	none        = kinds
 )
 
 func (s *Scratch) prepare(slots []uint32) {
@@ -196,12 +232,136 @@ func (s *Scratch) prepare(slots []uint32) {
 		s.at = make([]int32, top+1)
 	}
 	clear(s.at)
-	if n := len(slots); len(s.mark) < n {
-		s.mark, s.kind, s.active = make([]uint32, n), make([]uint8, n), make([]int32, n)
-		s.seen, s.found = make([]int32, n), make([]Evidence, n)
+	n := len(slots)
+	if cap(s.race) < n {
+		s.race, s.alive, s.found = make([]racer, n), make([]int32, n), make([]Evidence, n)
+		s.touched = make([]int32, 0, 4*n)
 	}
+	s.race = s.race[:n]
 	for i, v := range slots {
 		s.at[v] = int32(i + 1)
+	}
+}
+
+// start lets all candidates in.
+func (s *Scratch) start() {
+	s.alive, s.left = s.alive[:len(s.race)], len(s.race)
+	for p := range s.race {
+		s.race[p], s.alive[p] = racer{kind: none, in: true}, int32(p)
+	}
+}
+
+// compact takes those out of alive that are no longer in the race.
+func (s *Scratch) compact() {
+	if len(s.alive) == s.left {
+		return
+	}
+	kept := s.alive[:0]
+	for _, p := range s.alive {
+		if s.race[p].in {
+			kept = append(kept, p)
+		}
+	}
+	s.alive = kept
+}
+
+// racer is the candidate that has a holder, and how it holds; nil if none in the race has.
+func (s *Scratch) racer(e uint32, words []*[pageLen]atomic.Uint64) (r *racer, p int32, kind uint32) {
+	n := e & lotMask
+	w := words[n/pageLen][n%pageLen].Load()
+	slot := uint32(w) - 1 // of no slot when the lot has ended
+	if uint64(slot) >= uint64(len(s.at)) {
+		return nil, 0, 0
+	}
+	if p = s.at[slot] - 1; p < 0 {
+		return nil, 0, 0
+	}
+	if r = &s.race[p]; !r.in {
+		return nil, 0, 0
+	}
+	if w&sureBit == 0 {
+		return r, p, provisional
+	}
+	return r, p, uint32(bits.TrailingZeros32(e>>lotBits)) & 3
+}
+
+// recount counts all holders of a block.
+func (s *Scratch) recount(here []uint32, words []*[pageLen]atomic.Uint64) {
+	s.compact()
+	for _, p := range s.alive {
+		s.race[p].count = [kinds]uint16{}
+	}
+	for _, e := range here {
+		if r, _, k := s.racer(e, words); r != nil {
+			r.count[k]++
+			r.entry = e
+		}
+	}
+}
+
+// step counts on from one block's holders to another's. Both are sorted.
+func (s *Scratch) step(before, here []uint32, words []*[pageLen]atomic.Uint64) {
+	s.touched = s.touched[:0]
+	i, j := 0, 0
+	for {
+		for i < len(before) && j < len(here) && before[i] == here[j] {
+			i++
+			j++
+		}
+		if i < len(before) && (j == len(here) || before[i] < here[j]) {
+			if r, p, k := s.racer(before[i], words); r != nil {
+				r.count[k]--
+				s.touched = append(s.touched, p)
+			}
+			i++
+		} else if j < len(here) {
+			if r, p, k := s.racer(here[j], words); r != nil {
+				r.count[k]++
+				r.entry = here[j]
+				s.touched = append(s.touched, p)
+			}
+			j++
+		} else {
+			return
+		}
+	}
+}
+
+// still tells whether each one in the race holds the next block as it held the last.
+func (s *Scratch) still(here []uint32) bool {
+	s.compact()
+	for _, p := range s.alive {
+		if _, ok := slices.BinarySearch(here, s.race[p].entry); !ok {
+			return false
+		}
+	}
+	return true
+}
+
+// settle writes down how a candidate went until block i if it goes on in another way.
+func (s *Scratch) settle(p int32, i int, found []Evidence) {
+	r := &s.race[p]
+	k := uint8(0)
+	for k < kinds && r.count[k] == 0 {
+		k++
+	}
+	if k == r.kind && k != none || !r.in {
+		return
+	}
+	s.credit(p, i, found)
+	r.kind, r.from = k, int32(i)
+	if k == none {
+		r.in = false
+		s.left--
+	}
+}
+
+func (s *Scratch) credit(p int32, i int, found []Evidence) {
+	switch r := &s.race[p]; {
+	case r.kind < tiers:
+		found[p].Tiers[r.kind] += int32(i) - r.from
+	case r.kind == provisional:
+		found[p].Provisional += int32(i) - r.from
 	}
 }
 
@@ -256,15 +416,25 @@ const batch = 32
 
 var noTable = table{rows: make([]row, 1)}
 
-// lookOne walks one prompt. Blocks in a row mostly have the same holders, hence the same word: only where the word
-// changes are the holders looked at.
+// few is how many candidates are looked for one by one in a set that is much larger.
+const few = 4
+
+// lookOne walks one prompt. Blocks in a row mostly have the same holders, hence the same word; where it changes, the
+// holders before and after are compared and only those that differ are looked at.
 func (x *Index) lookOne(keys []uint64, found []Evidence, s *Scratch) {
 	var words, leaps, ends [batch]uint64
-	fetched, leapt := -1, -1
+	var pairs [2][2]uint32
+	fetched, leapt, turn, unit := -1, -1, 0, batch
+	if len(keys) > long {
+		unit = stride
+	}
 	var last uint64
-	from, active := 0, s.active[:0]
-	for i := 0; ; i++ {
-		var w uint64
+	var here []uint32
+	counted, epoch := false, uint64(0) // whether the counts are those of here, and when the lots' words were read
+	s.start()
+	i := 0
+walk:
+	for ; i < len(keys); i++ {
 		if len(keys) > long && i%stride == 0 && last != 0 {
 			if g := i / stride; g/batch != leapt {
 				leapt = g / batch
@@ -281,40 +451,70 @@ func (x *Index) lookOne(keys []uint64, found []Evidence, s *Scratch) {
 				continue
 			}
 		}
-		if i < len(keys) {
-			if i/batch != fetched {
-				fetched = i / batch
-				x.fetch(keys[fetched*batch:min((fetched+1)*batch, len(keys))], &words)
+		if i/unit != fetched {
+			fetched = i / unit
+			x.fetch(keys[fetched*unit:min((fetched+1)*unit, len(keys))], &words)
+		}
+		w := words[i%unit]
+		if w == last && w != 0 {
+			continue
+		}
+		before := here
+		turn ^= 1
+		all, same := true, false
+		for try := 0; ; try++ {
+			if w == 0 || try == 8 { // 8: a block that changes faster than it is read
+				break walk
 			}
-			if w = words[i%batch]; w == last && w != 0 {
-				continue
+			now, ok := x.epoch.Load(), true
+			if here, ok = x.holders(w, &pairs[turn]); ok {
+				dir := *x.words.dir.Load()
+				all, same = true, false
+				switch known := now == epoch && i > 0; {
+				case known && s.left <= few && len(here) > 4*few && !x.parted.Load() && s.still(here):
+					same, counted = true, false
+				case known && counted:
+					if s.step(before, here, dir); x.epoch.Load() == now {
+						all = false
+						break
+					}
+					fallthrough
+				default:
+					now = x.epoch.Load()
+					s.recount(here, dir)
+					counted = true
+				}
+			}
+			r, _ := x.find(norm(keys[i]))
+			if r == nil {
+				break walk
+			}
+			v := r.word.Load() &^ recent
+			if ok && v == w {
+				epoch = now
+				break
+			}
+			w, counted = v, false // it changed meanwhile
+		}
+		last = w
+		switch {
+		case same:
+		case all:
+			for _, p := range s.alive {
+				s.settle(p, i, found)
+			}
+		default:
+			for _, p := range s.touched {
+				s.settle(p, i, found)
 			}
 		}
-		for _, p := range active {
-			e := &found[p]
-			if k := s.kind[p]; k < tiers {
-				e.Tiers[k] += int32(i - from)
-			} else {
-				e.Provisional += int32(i - from)
-			}
-		}
-		if w == 0 {
+		if s.left == 0 {
 			return
 		}
-		from, last = i, w
-		seen := x.holders(keys[i], w, s)
-		s.epoch++
-		active = active[:0]
-		for _, v := range seen {
-			p := v / kinds
-			if i > 0 && s.mark[p] != s.epoch-1 || s.mark[p] == s.epoch {
-				continue
-			}
-			s.mark[p], s.kind[p] = s.epoch, uint8(v%kinds)
-			active = append(active, p)
-		}
-		if len(active) == 0 {
-			return
+	}
+	for _, p := range s.alive {
+		if s.race[p].in {
+			s.credit(p, i, found)
 		}
 	}
 }
@@ -326,7 +526,7 @@ func (x *Index) fetch(keys []uint64, words *[batch]uint64) {
 	var got [batch]uint64
 	for i, key := range keys { // no step of this loop waits for another
 		m := mix(norm(key))
-		t := x.shards[m%shards].table.Load()
+		t := x.shards[m&x.mask].table.Load()
 		if t == nil {
 			t = &noTable
 		}
@@ -349,54 +549,20 @@ func (x *Index) fetch(keys []uint64, words *[batch]uint64) {
 	}
 }
 
-// holders lists positions and kinds of a word's holders. A word that changes meanwhile is read again.
-func (x *Index) holders(key, w uint64, s *Scratch) []int32 {
-	for range 8 {
-		seen := s.seen[:0]
-		ok := true
-		if w&isSet != 0 {
-			h := x.sets.at(uint32(w & halfMask)).Load()
-			if ok = h != nil && uint64(h.gen) == w>>half&halfMask; ok {
-				dir := *x.words.dir.Load()
-				for _, e := range h.holders {
-					lot := e & lotMask
-					seen = see(seen, e, dir[lot/pageLen][lot%pageLen].Load(), s)
-				}
-			}
-		} else {
-			e := uint32(w & halfMask)
-			seen = see(seen, e, x.words.at(e&lotMask).Load(), s)
-			if b := uint32(w >> half & halfMask); b != 0 {
-				seen = see(seen, b, x.words.at(b&lotMask).Load(), s)
-			}
+// holders lists a word's holders; false when its set is no longer.
+func (x *Index) holders(w uint64, pair *[2]uint32) ([]uint32, bool) {
+	if w&isSet != 0 {
+		h := x.sets.at(uint32(w & halfMask)).Load()
+		if h == nil || uint64(h.gen) != w>>half&halfMask {
+			return nil, false
 		}
-		r, _ := x.find(norm(key))
-		if r == nil {
-			return nil
-		}
-		now := r.word.Load() &^ recent
-		if ok && now == w {
-			s.seen = seen[:cap(seen)]
-			return seen
-		}
-		if w = now; w == 0 {
-			return nil
-		}
+		return h.holders, true
 	}
-	return nil
-}
-
-// see adds a holder, whose lot has the word w, if it is among the candidates.
-func see(seen []int32, e uint32, w uint64, s *Scratch) []int32 {
-	slot := uint32(w) - 1 // of no slot when the lot has ended
-	if uint64(slot) >= uint64(len(s.at)) || s.at[slot] == 0 {
-		return seen
+	pair[0], pair[1] = uint32(w&halfMask), uint32(w>>half&halfMask)
+	if pair[1] == 0 {
+		return pair[:1], true
 	}
-	kind := int32(provisional)
-	if w&sureBit != 0 {
-		kind = int32(bits.TrailingZeros32(e >> lotBits))
-	}
-	return append(seen, (s.at[slot]-1)*kinds+kind)
+	return pair[:], true
 }
 
 // norm makes room for 0, which is no key in a table.
@@ -419,7 +585,7 @@ func (t *table) place(m uint64) int {
 
 func (x *Index) find(key uint64) (*row, *shard) {
 	m := mix(key)
-	s := &x.shards[m%shards]
+	s := &x.shards[m&x.mask]
 	t := s.table.Load()
 	if t == nil {
 		return nil, s
@@ -463,8 +629,13 @@ func (x *Index) Expect(keys []uint64, slot uint32, capacity int, until int64) {
 	// From the end to the start: the start of a prompt becomes the most recently used, so
 	// that what is forgotten first is a chain's tail and no chain loses its head.
 	for i := len(keys) - 1; i >= 0; i-- {
-		x.write(keys[i], change{do: expect, slot: slot, lot: x.open(slot, until, size)})
-		for h := &x.slots[slot]; h.held-int(x.lots[h.sure].count) > capacity && h.oldest != 0; {
+		lot := x.open(slot, until, size)
+		if lot == 0 {
+			x.stats.Refused++
+			break
+		}
+		x.write(keys[i], change{do: expect, slot: slot, lot: lot})
+		for h := &x.slots[slot]; h.held-h.sure > capacity && h.oldest != 0; {
 			x.end(h.oldest)
 		}
 		x.breathe(i)
@@ -480,18 +651,15 @@ func (x *Index) Unexpect(keys []uint64, slot uint32, until int64) {
 
 // Confirm records that the engine in that slot said that it holds the blocks of keys in that tier.
 func (x *Index) Confirm(keys []uint64, slot uint32, tier Tier) {
-	x.confirm(keys, slot, tier, nil)
-}
-
-// confirm calls again with each key that was confirmed in that tier before.
-func (x *Index) confirm(keys []uint64, slot uint32, tier Tier, again func(key uint64)) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for i, key := range keys {
-		before := x.write(key, change{do: confirm, slot: slot, lot: x.openSure(slot), tiers: 1 << tier})
-		if again != nil && before>>lotBits&(1<<tier) != 0 {
-			again(key)
+		lot := x.openSure(slot, 0)
+		if lot == 0 {
+			x.stats.Refused++
+			break
 		}
+		x.write(key, change{do: confirm, slot: slot, lot: lot, tiers: 1 << tier})
 		x.breathe(i)
 	}
 	x.tidyLot(slot)
@@ -528,19 +696,26 @@ func (x *Index) breathe(i int) {
 func (x *Index) Doubt(slot uint32, until int64) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if int(slot) >= len(x.slots) || x.slots[slot].sure == 0 {
+	if int(slot) >= len(x.slots) {
 		return
 	}
 	h := &x.slots[slot]
-	n := h.sure
-	h.sure = 0
-	l := &x.lots[n]
-	l.sure, l.doubted = false, true
-	x.epoch++
-	x.words.at(n).Store(uint64(slot) + 1)
-	x.line(n, until)
-	if until <= x.now.Load() {
-		x.end(n)
+	for i := range h.said {
+		n := h.said[i].lot
+		if n == 0 {
+			continue
+		}
+		h.said[i] = said{}
+		l := &x.lots[n]
+		l.sure, l.doubted = false, true
+		h.sure -= int(l.count)
+		h.doubted += int(l.count)
+		x.epoch.Add(1)
+		x.words.at(n).Store(uint64(slot) + 1)
+		x.line(n, until)
+		if until <= x.now.Load() {
+			x.end(n)
+		}
 	}
 }
 
@@ -548,15 +723,37 @@ func (x *Index) Doubt(slot uint32, until int64) {
 func (x *Index) Clear(slot uint32) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	x.clear(slot)
+}
+
+func (x *Index) clear(slot uint32) {
 	if int(slot) >= len(x.slots) {
 		return
 	}
 	h := &x.slots[slot]
-	if h.sure != 0 {
-		x.end(h.sure)
+	for i := range h.said {
+		x.endPart(slot, uint16(i))
 	}
 	for h.oldest != 0 {
 		x.end(h.oldest)
+	}
+}
+
+// endPart forgets what one part of a slot's engine confirmed, also what was doubted since.
+func (x *Index) endPart(slot uint32, part uint16) {
+	if int(slot) >= len(x.slots) {
+		return
+	}
+	h := &x.slots[slot]
+	if int(part) < len(h.said) && h.said[part].lot != 0 {
+		x.end(h.said[part].lot)
+	}
+	for n := h.oldest; n != 0; {
+		l := x.lots[n]
+		if l.doubted && l.part == part {
+			x.end(n)
+		}
+		n = l.newer
 	}
 }
 
@@ -577,14 +774,10 @@ func (x *Index) Advance(now int64) {
 		return
 	}
 	for t := max(before+1, now-span+1); t <= now; t++ {
-		due := x.wheel[t%span]
-		for _, c := range due {
-			if x.lots[c.lot].serial == c.serial {
-				x.end(c.lot)
-			}
+		for n := x.wheel[t%span]; n != 0; n = x.wheel[t%span] {
+			x.stats.Expired += uint64(x.lots[n].count)
+			x.end(n)
 		}
-		x.bytes -= int64(cap(due)) * 8
-		x.wheel[t%span] = nil
 	}
 }
 
@@ -608,21 +801,46 @@ func (x *Index) len() int {
 	return int(x.used.Load())
 }
 
-// Held counts the blocks that the endpoint in that slot holds.
+// Held counts the blocks that the endpoint in that slot holds, once for each part of its engine that does.
 func (x *Index) Held(slot uint32) int {
+	h := x.Holdings(slot)
+	return h.Confirmed() + h.Provisional
+}
+
+// Holdings tell what an endpoint holds, in blocks, once for each part of its engine (a data-parallel rank, a group of
+// attention layers) that does.
+type Holdings struct {
+	// Tiers counts the blocks that the engine said it holds, each in the fastest tier that has it.
+	Tiers [tiers]int
+	// Provisional counts the others, Doubted those among them that were confirmed before events were missed.
+	Provisional, Doubted int
+}
+
+// Confirmed counts the blocks that the engine said it holds.
+func (h Holdings) Confirmed() int { return h.Tiers[GPU] + h.Tiers[CPU] + h.Tiers[Disk] }
+
+// Holdings tell what the endpoint in that slot holds. It does not look at the blocks.
+func (x *Index) Holdings(slot uint32) (h Holdings) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if int(slot) >= len(x.slots) {
-		return 0
+		return h
 	}
-	return x.slots[slot].held
+	s := &x.slots[slot]
+	for i := range s.said {
+		for t, n := range s.said[i].tiers {
+			h.Tiers[t] += int(n)
+		}
+	}
+	h.Provisional, h.Doubted = s.held-s.sure, s.doubted
+	return h
 }
 
 // Bytes is the memory that the index holds.
 func (x *Index) Bytes() int64 {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	return x.bytes
+	return x.total()
 }
 
 // Stats tells figures. Blocks that ended with their lots may still be among them.
@@ -630,6 +848,9 @@ func (x *Index) Stats() Stats {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	s := x.stats
-	s.Blocks, s.Bytes, s.Budget = int(x.used.Load()), x.bytes, x.budget
+	s.Blocks, s.Bytes, s.Budget = int(x.used.Load()), x.total(), x.budget
+	if x.names != nil {
+		s.Names, s.NameBytes = x.names.count, x.names.bytes
+	}
 	return s
 }

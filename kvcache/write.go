@@ -3,6 +3,7 @@
 package kvcache
 
 import (
+	"math/bits"
 	"slices"
 	"sync/atomic"
 )
@@ -18,10 +19,11 @@ const (
 	remove
 )
 
-// change is one write about one slot's part in a block.
+// change is one write about one slot's, and of it one part's, share in a block.
 type change struct {
 	do    deed
-	tiers uint32
+	tiers uint8
+	part  uint16
 	slot  uint32
 	lot   uint32
 	until int64
@@ -29,137 +31,162 @@ type change struct {
 
 // memo is the last change of a word: blocks of a chain are changed alike.
 type memo struct {
-	epoch    uint64
-	change   change
-	from, to uint64
-	before   uint32
+	epoch            uint64
+	change           change
+	from, to         uint64
+	mine, now, other uint32 // the part's holder before and after, a promise to the slot that ended with it
+	said             bool
 }
 
-// write changes what is known of one block and returns what the slot held of it before (tiers and lot; 0 for nothing).
-func (x *Index) write(key uint64, c change) (before uint32) {
+// write changes what is known of one block. It returns what the part held of it before (tiers and lot; 0 for nothing), and
+// whether an engine said and did not take back that it holds the block.
+func (x *Index) write(key uint64, c change) (before uint32, said bool) {
 	key = norm(key)
-	r, s := x.find(key)
+	r, s, at := x.seek(key)
 	if r == nil {
 		if c.do == unexpect || c.do == remove {
-			return 0
+			return 0, false
 		}
-		if r = x.insert(key, s); r == nil {
+		if r = x.insert(key, s, at); r == nil {
 			x.stats.Refused++
-			return 0
+			return 0, false
 		}
 	}
 	x.sweep() // which may tidy this very row
 	word := r.word.Load()
 	old := word &^ recent
 	m := &x.memo
-	if m.epoch == x.epoch && m.from == old && m.change == c && x.lives(m.to) {
-		before = m.before
-		x.move(before, m.to, c)
+	if m.epoch == x.epoch.Load() && m.from == old && m.change == c && x.lives(m.to) {
+		before, said = m.mine, m.said
+		x.account(m.mine, m.now)
+		x.account(m.other, 0)
 		x.set(r, s, old, m.to, c.do == expect || c.do == confirm || word&recent != 0)
-		return before
+		return before, said
 	}
-	list, mine := x.split(old, c.slot)
-	to, gone := uint32(0), false
+	v := x.split(old, &c)
+	mine, to, other := v.mine, uint32(0), uint32(0)
 	switch c.do {
 	case expect:
-		if mine != 0 && x.lots[mine&lotMask].sure {
+		if v.sure {
 			x.set(r, s, old, old, true)
-			return mine
+			return mine, true
 		}
 		to = c.lot
 	case confirm:
-		to = c.lot | c.tiers<<lotBits
+		to = c.lot | uint32(c.tiers)<<lotBits
 		if mine != 0 && x.lots[mine&lotMask].sure {
 			to |= mine
 		}
+		other = v.promise
 	case remove:
-		if t := mine >> lotBits &^ c.tiers; t != 0 {
+		if t := mine >> lotBits &^ uint32(c.tiers); t != 0 {
 			to = t<<lotBits | mine&lotMask
+		} else {
+			other = v.promise
 		}
-		gone = to == 0
 	case unexpect:
 		if to = mine; mine != 0 {
 			l := &x.lots[mine&lotMask]
 			if !l.sure && !l.doubted && l.until <= c.until {
-				to, gone = 0, true
+				to = 0
 			}
 		}
 	}
-	if to != 0 {
-		i, _ := slices.BinarySearch(list, to)
-		list = slices.Insert(list, i, to)
-		x.list = list
+	list := v.list
+	for _, e := range [2]uint32{to, v.promise &^ other} {
+		if e != 0 {
+			i, _ := slices.BinarySearch(list, e)
+			list = slices.Insert(list, i, e)
+			x.list = list
+		}
 	}
 	now, ok := x.encode(list)
-	if !ok { // no room for one more set: what was known stays
+	switch {
+	case r.word.Load()&^recent != old: // eviction met this very block
+		if ok {
+			x.release(now)
+		}
+		return 0, false
+	case !ok && (c.do == expect || c.do == confirm): // no room for one more set: what was known stays
 		x.stats.Refused++
-		return 0
+		return 0, v.said
+	case !ok: // what left must not stay, so all goes
+		x.evictRow(r, s)
+		return mine, false
 	}
-	if r.word.Load()&^recent != old { // eviction met this very block
-		x.release(now)
-		return 0
-	}
-	before = mine
+	said = v.said || to>>lotBits != 0
+	epoch := x.epoch.Load()
 	x.account(mine, to)
-	*m = memo{epoch: x.epoch, change: c, from: old, to: now, before: before}
-	x.set(r, s, old, now, !gone && (c.do == expect || c.do == confirm || word&recent != 0))
-	return before
+	x.account(other, 0)
+	*m = memo{epoch: epoch, change: c, from: old, to: now, mine: mine, now: to, other: other, said: said}
+	x.set(r, s, old, now, to != 0 && (c.do == expect || c.do == confirm || word&recent != 0))
+	return mine, said
 }
 
-// move accounts for a change that the memo knows.
-func (x *Index) move(before uint32, to uint64, c change) {
-	switch c.do {
-	case expect:
-		x.account(before, c.lot)
-	case confirm:
-		x.account(before, c.lot)
-	case remove:
-		if before>>lotBits&^c.tiers == 0 {
-			x.account(before, 0)
-		}
-	case unexpect:
-		if l := &x.lots[before&lotMask]; before != 0 && !l.sure && !l.doubted && l.until <= c.until {
-			x.account(before, 0)
-		}
-	}
-}
-
-// account moves one block from one lot to another.
+// account moves one block from one holder to another.
 func (x *Index) account(from, to uint32) {
-	from, to = from&lotMask, to&lotMask
 	if from == to {
 		return
 	}
 	if to != 0 {
-		l := &x.lots[to]
-		l.count++
-		x.slots[l.slot].held++
+		x.count(to, 1)
 	}
 	if from != 0 {
-		l := &x.lots[from]
-		l.count--
-		x.slots[l.slot].held--
-		if l.count == 0 {
-			x.end(from)
+		x.count(from, -1)
+		if n := from & lotMask; x.lots[n].count == 0 {
+			x.end(n)
 		}
 	}
 }
 
-// split lists a word's live holders but for the slot's, and that one.
-func (x *Index) split(w uint64, slot uint32) (list []uint32, mine uint32) {
-	list = x.list[:0]
-	add := func(e uint32) {
-		switch l := x.words.at(e & lotMask).Load(); {
-		case l == 0:
-		case uint32(l)-1 == slot:
-			mine = e
-		default:
-			list = append(list, e)
-		}
+func (x *Index) count(e uint32, by int) {
+	l := &x.lots[e&lotMask]
+	h := &x.slots[l.slot]
+	l.count += int32(by)
+	h.held += by
+	switch {
+	case l.sure:
+		h.sure += by
+		h.said[l.part].tiers[fastest(e)] += int32(by)
+	case l.doubted:
+		h.doubted += by
 	}
-	x.visit(w, add)
-	x.list = list
-	return list, mine
+}
+
+func fastest(e uint32) int { return bits.TrailingZeros32(e>>lotBits) & 3 }
+
+// view is a word as one part of a slot's engine sees it.
+type view struct {
+	list    []uint32 // the others' holders that live
+	mine    uint32   // the part's own; of part 0 a promise, too
+	promise uint32   // to the slot, when mine cannot be one
+	sure    bool     // some part of the slot's engine holds the block
+	said    bool     // there is a holder, other than mine, of which an engine told
+}
+
+// split looks at a word for a change.
+func (x *Index) split(w uint64, c *change) (v view) {
+	v.list = x.list[:0]
+	x.visit(w, func(e uint32) {
+		if x.words.at(e&lotMask).Load() == 0 {
+			return
+		}
+		if l := &x.lots[e&lotMask]; l.slot == c.slot {
+			v.sure = v.sure || l.sure
+			switch {
+			case l.part == c.part:
+				v.mine = e
+				return
+			case l.part == 0 && e>>lotBits == 0:
+				v.promise = e
+				return
+			}
+		}
+		v.said = v.said || e>>lotBits != 0
+		v.list = append(v.list, e)
+	})
+	x.list = v.list
+	return v
 }
 
 func (x *Index) visit(w uint64, f func(uint32)) {
@@ -192,23 +219,23 @@ func (x *Index) encode(list []uint32) (uint64, bool) {
 		hash = (hash ^ uint64(e)) * 0x9e3779b97f4a7c15
 		hash ^= hash >> 29
 	}
-	id, shared := x.names[hash]
+	id, shared := x.byHash[hash]
 	if shared {
 		if s := x.sets.at(id).Load(); slices.Equal(s.holders, list) {
 			return setWord(id, s.gen), true
 		}
 	}
 	size := setBytes + 4*int64(len(list))
-	if x.bytes+size > x.room {
+	if x.spare(size) < 0 {
 		own := slices.Clone(list)
 		x.evict(64)
 		list = own
-		if x.bytes+size > x.room {
+		if x.spare(size) < 0 {
 			return 0, false
 		}
 	}
 	taken := shared
-	if _, again := x.names[hash]; taken && !again {
+	if _, again := x.byHash[hash]; taken && !again {
 		taken = false
 	}
 	x.gen = (x.gen + 1) & (halfMask) // a set's number comes back with another generation
@@ -220,10 +247,10 @@ func (x *Index) encode(list []uint32) (uint64, bool) {
 	}
 	x.sets.at(id).Store(&set{gen: x.gen, hash: hash, holders: slices.Clip(slices.Clone(list))})
 	if !taken {
-		if x.names == nil {
-			x.names = map[uint64]uint32{}
+		if x.byHash == nil {
+			x.byHash = map[uint64]uint32{}
 		}
-		x.names[hash] = id
+		x.byHash[hash] = id
 	}
 	x.stats.Sets++
 	x.bytes += size
@@ -252,8 +279,8 @@ func (x *Index) release(w uint64) {
 		return
 	}
 	x.sets.at(id).Store(nil)
-	if x.names[s.hash] == id {
-		delete(x.names, s.hash)
+	if x.byHash[s.hash] == id {
+		delete(x.byHash, s.hash)
 	}
 	x.freeSets.push(id)
 	x.stats.Sets--
@@ -288,17 +315,42 @@ func (x *Index) set(r *row, s *shard, old, now uint64, touched bool) {
 	}
 }
 
-// insert makes a row for a key, or nil when there is no room.
-func (x *Index) insert(key uint64, s *shard) *row {
+// seek is find that tells where a missing key belongs.
+func (x *Index) seek(key uint64) (*row, *shard, int) {
+	m := mix(key)
+	s := &x.shards[m&x.mask]
 	t := s.table.Load()
-	if t == nil || (s.filled+1)*5 > len(t.rows)*4 {
-		if !x.rebuild(s, 1) {
-			return nil
+	if t == nil {
+		return nil, s, 0
+	}
+	for i := t.place(m); ; {
+		r := &t.rows[i]
+		switch r.key.Load() {
+		case key:
+			return r, s, i
+		case 0:
+			return nil, s, i
 		}
-		t = s.table.Load()
+		if i++; i == len(t.rows) {
+			i = 0
+		}
+	}
+}
+
+// insert makes a row for a key, or nil when there is no room. at is the place that seek found.
+func (x *Index) insert(key uint64, s *shard, at int) *row {
+	t := s.table.Load()
+	if t != nil && float64(s.filled+1) <= fullest*float64(len(t.rows)) {
+		s.filled++
+		r := &t.rows[at]
+		r.key.Store(key)
+		return r
+	}
+	if !x.rebuild(s, 1) {
+		return nil
 	}
 	s.filled++
-	return t.insert(key)
+	return s.table.Load().insert(key)
 }
 
 func (t *table) insert(key uint64) *row {
@@ -320,14 +372,14 @@ func (x *Index) rebuild(s *shard, more int) bool {
 	size := 0
 	if old != nil {
 		size = len(old.rows)
-		for i := range old.rows {
+		for i := 0; i < size && x.dying.len() > 0; i++ {
 			x.tidy(&old.rows[i], s)
 		}
 	} else if more == 0 {
 		return true
 	}
-	want := max(minRows, (s.live+more)*5/3+1)
-	if most := int(min((x.room-x.bytes)/rowBytes, 1<<40)) + size; want > size && want > most {
+	want := max(minRows, int(float64(s.live+more)/emptiest)+1)
+	if most := int(min(x.spare(0)/rowBytes, 1<<40)) + size; want > size && want > most {
 		want = max(0, most)
 		if want < minRows {
 			return false
@@ -336,7 +388,8 @@ func (x *Index) rebuild(s *shard, more int) bool {
 			x.tick(s, old)
 		}
 	}
-	t := &table{rows: make([]row, want)}
+	t := &table{rows: slices.Grow([]row(nil), want)}
+	t.rows = t.rows[:cap(t.rows)] // all that the allocator gives
 	s.filled = 0
 	if old != nil {
 		for i := range old.rows {
@@ -346,7 +399,7 @@ func (x *Index) rebuild(s *shard, more int) bool {
 			}
 		}
 	}
-	x.bytes += int64(want-size) * rowBytes
+	x.bytes += int64(len(t.rows)-size) * rowBytes
 	s.hand = 0
 	s.table.Store(t)
 	return true
@@ -364,19 +417,30 @@ func (x *Index) tick(s *shard, t *table) {
 	case w&recent != 0:
 		r.word.Store(w &^ recent)
 	default:
-		x.visit(w, func(e uint32) {
-			if x.words.at(e&lotMask).Load() != 0 {
-				x.account(e, 0)
-			}
-		})
-		x.set(r, s, w, 0, false)
-		x.stats.Evicted++
+		x.evictRow(r, s)
+	}
+}
+
+// evictRow forgets a block.
+func (x *Index) evictRow(r *row, s *shard) {
+	w := r.word.Load() &^ recent
+	said := false
+	x.visit(w, func(e uint32) {
+		said = said || e>>lotBits != 0
+		if x.words.at(e&lotMask).Load() != 0 {
+			x.account(e, 0)
+		}
+	})
+	x.set(r, s, w, 0, false)
+	x.stats.Evicted++
+	if said {
+		x.names.lose()
 	}
 }
 
 // evict moves the CLOCK over some rows of a shard, each time another.
 func (x *Index) evict(n int) {
-	s := &x.shards[x.evictAt%shards]
+	s := &x.shards[x.evictAt%len(x.shards)]
 	x.evictAt++
 	if t := s.table.Load(); t != nil {
 		for range n {
@@ -402,7 +466,7 @@ func (x *Index) sweep() {
 			continue
 		}
 		x.handRow = 0
-		if x.hand++; x.hand < shards {
+		if x.hand++; x.hand < len(x.shards) {
 			continue
 		}
 		x.hand = 0
@@ -420,19 +484,24 @@ func (x *Index) tidy(r *row, s *shard) {
 	if w == 0 {
 		return
 	}
-	stale := false
-	x.visit(w, func(e uint32) { stale = stale || x.words.at(e&lotMask).Load() == 0 })
-	if !stale {
-		return
-	}
-	list := make([]uint32, 0, 8)
+	stale, lost := false, false
+	list := x.again[:0]
 	x.visit(w, func(e uint32) {
 		if x.words.at(e&lotMask).Load() != 0 {
 			list = append(list, e)
+		} else {
+			stale, lost = true, lost || e>>lotBits != 0
 		}
 	})
+	x.again = list
+	if !stale {
+		return
+	}
+	if lost {
+		x.names.lose()
+	}
 	now := uint64(0)
-	if len(list) > 2 && x.bytes+setBytes+4*int64(len(list)) > x.room {
+	if len(list) > 2 && x.spare(setBytes+4*int64(len(list))) < 0 {
 		for _, e := range list { // no room for the smaller set
 			x.account(e, 0)
 		}
@@ -443,10 +512,29 @@ func (x *Index) tidy(r *row, s *shard) {
 	x.set(r, s, w, now, word&recent != 0)
 }
 
+// spare is what is left of the room, for blocks and sets, after that many bytes more. Where names are followed a quarter
+// is kept for them, as a quarter is kept from them.
+func (x *Index) spare(more int64) int64 {
+	left := x.room - x.total() - more
+	if x.names != nil {
+		left = min(left, x.room/4*3-x.bytes-more)
+	}
+	return left
+}
+
+// total is all that is held.
+func (x *Index) total() int64 {
+	if x.names == nil {
+		return x.bytes
+	}
+	return x.bytes + x.names.bytes
+}
+
 // slot makes room for a slot.
 func (x *Index) slot(slot uint32) *holdings {
 	for int(slot) >= len(x.slots) {
 		x.slots = append(x.slots, holdings{})
+		x.bytes += slotBytes
 	}
 	return &x.slots[slot]
 }
@@ -458,18 +546,26 @@ func (x *Index) open(slot uint32, until int64, size int32) uint32 {
 			return n
 		}
 	}
-	n := x.newLot(slot, false)
-	x.line(n, until)
+	n := x.newLot(slot, 0, false)
+	if n != 0 {
+		x.line(n, until)
+	}
 	return n
 }
 
-// openSure returns the lot for what is confirmed of a slot.
-func (x *Index) openSure(slot uint32) uint32 {
+// openSure returns the lot for what a part of a slot's engine confirms.
+func (x *Index) openSure(slot uint32, part uint16) uint32 {
 	h := x.slot(slot)
-	if h.sure == 0 {
-		h.sure = x.newLot(slot, true)
+	for int(part) >= len(h.said) {
+		if h.said = append(h.said, said{}); len(h.said) > 1 {
+			x.parted.Store(true)
+		}
+		x.bytes += partBytes
 	}
-	return h.sure
+	if h.said[part].lot == 0 {
+		h.said[part].lot = x.newLot(slot, part, true)
+	}
+	return h.said[part].lot
 }
 
 // tidyLot ends a slot's newest lots when nothing came into them.
@@ -481,25 +577,36 @@ func (x *Index) tidyLot(slot uint32) {
 	if h.newest != 0 && x.lots[h.newest].count == 0 {
 		x.end(h.newest)
 	}
-	if h.sure != 0 && x.lots[h.sure].count == 0 {
-		x.end(h.sure)
+	for i := range h.said {
+		if n := h.said[i].lot; n != 0 && x.lots[n].count == 0 {
+			x.end(n)
+		}
 	}
 }
 
-func (x *Index) newLot(slot uint32, sure bool) uint32 {
+// newLot returns a lot, or 0 when there is no room.
+func (x *Index) newLot(slot uint32, part uint16, sure bool) uint32 {
 	var n uint32
 	// A lot is not used again at once, for a lookup under way may still know it by its earlier use.
-	if x.free.len() > 1024 {
+	switch {
+	case x.free.len() > 1024:
 		n = x.free.pop()
-	} else {
-		n = uint32(len(x.lots))
+		x.epoch.Add(1)
+	case len(x.lots) == cap(x.lots):
+		more := max(64, cap(x.lots)/4)
+		if x.total()+int64(more)*lotBytes > x.budget {
+			return 0
+		}
 		before := cap(x.lots)
+		x.lots = append(make([]lot, 0, before+more), x.lots...)
+		x.bytes += int64(cap(x.lots)-before) * lotBytes
+		fallthrough
+	default:
+		n = uint32(len(x.lots))
 		x.lots = append(x.lots, lot{})
 		x.words.grow(int(n) + 1)
-		x.bytes += int64(cap(x.lots)-before) * lotBytes
 	}
-	serial := x.lots[n].serial + 1
-	x.lots[n] = lot{slot: slot, serial: serial, sure: sure, until: Forever}
+	x.lots[n] = lot{slot: slot, part: part, sure: sure, until: Forever}
 	w := uint64(slot) + 1
 	if sure {
 		w |= sureBit
@@ -524,26 +631,42 @@ func (x *Index) line(n uint32, until int64) {
 	}
 	l.until = min(until, x.now.Load()+span-1)
 	if x.wheel == nil {
-		x.wheel = make([][]claim, span)
-		x.bytes += span * 24
+		x.wheel = make([]uint32, span)
+		x.bytes += span * 4
 	}
-	due := &x.wheel[l.until%span]
-	before := cap(*due)
-	*due = append(*due, claim{n, l.serial})
-	x.bytes += int64(cap(*due)-before) * 8
+	first := &x.wheel[l.until%span]
+	if l.next = *first; l.next != 0 {
+		x.lots[l.next].prev = n
+	}
+	*first = n
 }
 
 // end ends a lot and with it what its slot holds by it.
 func (x *Index) end(n uint32) {
 	l := &x.lots[n]
 	h := &x.slots[l.slot]
+	x.epoch.Add(1)
 	x.words.at(n).Store(0)
-	x.epoch++
-	l.serial++
 	h.held -= int(l.count)
-	if l.sure {
-		h.sure = 0
-	} else {
+	switch {
+	case l.sure:
+		h.sure -= int(l.count)
+		h.said[l.part] = said{}
+	case l.doubted:
+		h.doubted -= int(l.count)
+	}
+	if l.until != Forever {
+		if l.next != 0 {
+			x.lots[l.next].prev = l.prev
+		}
+		if l.prev != 0 {
+			x.lots[l.prev].next = l.next
+		} else {
+			x.wheel[l.until%span] = l.next
+		}
+		l.until = Forever
+	}
+	if !l.sure {
 		if l.older != 0 {
 			x.lots[l.older].newer = l.newer
 		} else {
@@ -599,4 +722,21 @@ func (q *queue) pop() uint32 {
 		q.head = 0
 	}
 	return v
+}
+
+// sureOf counts what the engine in a slot said that it holds.
+func (x *Index) sureOf(slot uint32) int {
+	if int(slot) >= len(x.slots) {
+		return 0
+	}
+	return x.slots[slot].sure
+}
+
+// mine is what a part of a slot's engine holds of a block: tiers and lot, 0 for nothing.
+func (x *Index) mine(key uint64, slot uint32, part uint16) uint32 {
+	r, _ := x.find(norm(key))
+	if r == nil {
+		return 0
+	}
+	return x.split(r.word.Load()&^recent, &change{slot: slot, part: part}).mine
 }
