@@ -105,7 +105,6 @@ type Engine struct {
 	cell  []byte
 	ends  []end
 	keys  []uint64
-	ids   []uint64
 	next  []*waiter
 }
 
