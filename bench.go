@@ -49,9 +49,9 @@ func benchCommand(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	fs.StringVar(&f.api, "api", "chat", "chat or completions")
 	fs.StringVar(&o.Workload, "workload", "", "what is sent (default "+benchWork+"): a kind of work with parameters, or a named one")
 	fs.StringVar(&f.trace, "trace", "", "what is sent: a recorded trace (Mooncake JSONL, Azure CSV, our access log)")
-	fs.Float64Var(&o.Rate, "rate", 0, "open loop: requests a second; of a trace, how many times as fast")
+	fs.Float64Var(&o.Rate, "rate", 0, "open loop: requests a second; of a trace or a named workload, how many times as fast")
 	fs.StringVar(&f.arrivals, "arrivals", "workload", "in an open loop: workload (as it says, mostly Poisson) or constant")
-	fs.IntVar(&o.Concurrency, "concurrency", 0, "closed loop: requests that are open at any time (default 4 without --rate)")
+	fs.IntVar(&o.Concurrency, "concurrency", 0, "closed loop: requests that are open at any time (default 4 with no rate and no workload)")
 	fs.DurationVar(&o.Duration, "duration", 30*time.Second, "how long is measured; 0 for as long as the workload lasts")
 	fs.IntVar(&o.Requests, "requests", 0, "end after so many requests instead")
 	fs.DurationVar(&o.Warmup, "warmup", time.Second, "time before that in which requests are sent and not counted")
@@ -146,8 +146,8 @@ func (f *benchFlags) settle() (err error) {
 			return misused(`--extra-body %s: want a JSON object, such as {"ignore_eos":true}`, o.Extra)
 		}
 	}
-	if o.Rate == 0 && o.Concurrency == 0 {
-		o.Concurrency = 4
+	if o.Rate == 0 && o.Concurrency == 0 && o.Workload == "" && f.trace == "" {
+		o.Concurrency = 4 // what has a rate of its own keeps it
 	}
 	o.Concurrency = min(o.Concurrency, o.MaxOpen)
 	if f.trace != "" {
@@ -164,6 +164,16 @@ func (f *benchFlags) settle() (err error) {
 			return misused("--arrivals constant: want --rate in requests a second, and a workload without a rate of its own")
 		}
 		o.Every = time.Duration(float64(time.Second) / o.Rate)
+	}
+	for _, path := range []string{f.json, f.html} { // better now than when all is measured
+		if path == "" || path == "-" {
+			continue
+		}
+		file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o666)
+		if err != nil {
+			return err
+		}
+		_ = file.Close()
 	}
 	o.Whole = f.whole
 	o.SLO, err = parseSLO(f.slo)

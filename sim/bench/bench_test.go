@@ -358,6 +358,26 @@ func TestDirect(t *testing.T) {
 	}
 }
 
+func TestBar(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		measure(t, Options{Every: 100 * time.Millisecond, Warmup: time.Second, Duration: 4 * time.Second, Watch: Bar(&out)}, pace{first: 900 * time.Millisecond, chunks: 1}.serve)
+		lines := strings.Split(out.String(), "\r")
+		if got := lines[len(lines)-1]; got != "\x1b[K" {
+			t.Errorf("left %q behind", got)
+		}
+		for _, want := range []string{
+			"[                        ]   0%  warm-up  ",
+			"[============            ]  50%  ", "/s  ttft 887ms p99 887ms  9 open  cached 0%", // 900 ms: of a bucket, up to 2 % off
+			"[========================] 100%  waiting for answers  ",
+		} {
+			if !strings.Contains(out.String(), want) {
+				t.Errorf("no %q in %q", want, lines)
+			}
+		}
+	})
+}
+
 // When the run is broken off, what is open is nobody's fault, and the report is of what was done.
 func TestBrokenOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -204,7 +204,8 @@ func (c *Client) Send(ctx context.Context, ask Ask, got *Answer) {
 		got.refused(resp)
 		return
 	}
-	got.read(resp.Body, c.API, strings.HasPrefix(resp.Header.Get("Content-Type"), "text/event-stream"), ask.Text)
+	// Some servers stream without saying so.
+	got.read(resp.Body, c.API, !strings.Contains(resp.Header.Get("Content-Type"), "json"), ask.Text)
 }
 
 // dress adds headers; Host is no header to net/http.

@@ -87,6 +87,7 @@ func TestSend(t *testing.T) {
 		seen = r
 		body, _ = io.ReadAll(r.Body)
 		if !strings.Contains(string(body), "stream") {
+			w.Header().Set("content-type", "application/json")
 			_, _ = io.WriteString(w, `{"choices":[{"text":"ab"}],"usage":{"prompt_tokens":3,"completion_tokens":2}}`)
 			return
 		}
