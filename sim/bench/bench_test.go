@@ -61,6 +61,7 @@ func (p pace) serve(r *http.Request) (*http.Response, error) {
 			select {
 			case <-time.After(wait):
 			case <-r.Context().Done():
+				_ = in.CloseWithError(r.Context().Err())
 				return
 			}
 			wait = p.each
