@@ -100,11 +100,20 @@ func (r *reader) Close() error { return nil }
 
 // speak writes the text of a segment from a byte on.
 func speak(p []byte, id uint64, from int64) {
-	for done := 0; done < len(p); {
-		i, off := from/wordBytes, int(from%wordBytes)
-		at := int(work.Token(id, int32(i))%uint64(wordCount)) * wordBytes
-		n := copy(p[done:], vocabulary[at+off:at+wordBytes])
-		done, from = done+n, from+int64(n)
+	word := func() string {
+		at := int(work.Token(id, int32(from/wordBytes))%uint64(wordCount)) * wordBytes
+		return vocabulary[at : at+wordBytes]
+	}
+	if off := from % wordBytes; off > 0 {
+		n := copy(p, word()[off:])
+		p, from = p[n:], from+int64(n)
+	}
+	for ; len(p) >= wordBytes; from += wordBytes {
+		copy(p[:wordBytes], word())
+		p = p[wordBytes:]
+	}
+	if len(p) > 0 {
+		copy(p, word())
 	}
 }
 
