@@ -32,6 +32,7 @@ var rooms = map[string][]string{
 	"source/scrape":   {"fleet", "plugin"}, // sources and extractors are plugins of a configuration
 	"kvcache":         {},
 	"request":         {},
+	"tokens":          {}, // it is given bodies, not requests, so that simulations and tools may use it
 	"route":           {"fleet"},
 	"flow":            {"clock", "fleet"},
 	"flow/policy":     {"api", "fleet", "flow", "plugin", "sched"}, // detectors are filters, too
@@ -66,6 +67,7 @@ var owners = map[string][]string{
 	"github.com/andybalholm/brotli": {"request"},
 	"github.com/fsnotify/fsnotify":  {"source/file"},
 	"github.com/tinylib/msgp":       {"source/kvevents"},
+	"golang.org/x/text":             {"tokens"},
 	"github.com/cespare/xxhash":     {"kvcache", "request", "sim/engine", "sim/vllm"},
 	"github.com/google/uuid":        {"gateway"},
 	"github.com/spf13/pflag":        {"", "sim/vllm"},
