@@ -23,6 +23,7 @@ import (
 
 	"github.com/penstock-project/penstock/config"
 	"github.com/penstock-project/penstock/flow"
+	"github.com/penstock-project/penstock/kvcache"
 	"github.com/penstock-project/penstock/sched"
 	"github.com/penstock-project/penstock/sched/policy"
 	"github.com/penstock-project/penstock/sim/kind"
@@ -294,11 +295,19 @@ func laneOf(p *config.Picker) func(flow.Options) (*run.Lane, error) {
 		if err != nil {
 			return nil, err
 		}
-		waits := slices.ContainsFunc(plan.Producers, func(n sched.Named[sched.Producer]) bool {
-			_, ok := n.Plugin.(*policy.BurstPrefixCacheProducer)
-			return ok
-		})
-		return &run.Lane{Gate: gate, Plan: plan.Ready(), Queues: p.Gates.FlowControl, Waits: waits}, nil
+		l := &run.Lane{Gate: gate, Plan: plan.Ready(), Queues: p.Gates.FlowControl}
+		for _, n := range plan.Producers {
+			switch v := n.Plugin.(type) {
+			case *policy.BurstPrefixCacheProducer:
+				l.Waits = true
+			case interface{ Mirror() *kvcache.Mirror }:
+				l.Mirrors = append(l.Mirrors, v.Mirror())
+			case interface{ Tokens() *policy.TokenProducer }:
+				t := v.Tokens()
+				l.Tokens = l.Tokens || t.Local != nil || t.VLLM != nil || t.Simulated
+			}
+		}
+		return l, nil
 	}
 }
 

@@ -27,12 +27,20 @@ type part struct {
 	parameters string
 }
 
+// hears are the producers that know what simulated engines hold.
+var hears = []part{{"token-producer", 0, `{"simulated": true}`}, {"precise-prefix-cache-producer", 0, ""}}
+
+// precisely is what stands behind the name of a policy that is to know what simulated engines hold.
+const precisely = "+precise"
+
 // Named lists the policies. All need the matches of a prefix producer but those that Doc says so of.
 var Named = []Policy{
 	{"default", "Weighs queue 2, KV cache 2 and cached prefix 3: what decides when nobody writes a configuration.", []part{
 		{"queue-scorer", 2, ""}, {"kv-cache-utilization-scorer", 2, ""}, {"prefix-cache-scorer", 3, ""}}},
 	{"llm-d-default", "Is what llm-d weighed by default before it was sticky: queue 2, KV cache 2 and cached prefix 3.", []part{
 		{"queue-scorer", 2, ""}, {"kv-cache-utilization-scorer", 2, ""}, {"prefix-cache-scorer", 3, ""}}},
+	{"precise", "Is llm-d-default with the prefixes that engines say they hold, by their KV events.", append(hears[:2:2],
+		part{"queue-scorer", 2, ""}, part{"kv-cache-utilization-scorer", 2, ""}, part{"prefix-cache-scorer", 3, ""})},
 	{"sticky", "Takes holders of most of the prompt unless they would answer 18 s later than others, of these the one with fewest tokens in flight (llm-d's default since August 2026).", []part{
 		{"prefix-cache-affinity-filter", 0, ""}, {"token-load-scorer", 1, ""}}},
 	{"priced-miss", "Takes the least cost in seconds, with a price on cache misses.", []part{{"priced-miss-scorer", 1, ""}}},
@@ -61,8 +69,14 @@ func Names() []string {
 	return names
 }
 
-// ByName finds a policy. The error suggests the nearest name.
+// ByName finds a policy. With "+precise" behind its name it knows what simulated engines hold, by their KV events. The
+// error suggests the nearest name.
 func ByName(name string) (Policy, error) {
+	if plain, ok := strings.CutSuffix(name, precisely); ok && plain != "precise" {
+		p, err := ByName(plain)
+		p.Name, p.parts = name, append(hears[:2:2], p.parts...)
+		return p, err
+	}
 	for _, p := range Named {
 		if p.Name == name {
 			return p, nil
@@ -88,6 +102,7 @@ func (p Policy) Profile() (*sched.Profile, error) {
 		}
 		var err error
 		switch {
+		case Producers[t.typ] != nil: // stands beside the profile
 		case Filters[t.typ] != nil:
 			f := sched.Named[sched.Filter]{Name: t.typ}
 			f.Plugin, err = Filters.New(t.typ, decode)
@@ -121,6 +136,9 @@ func (p Policy) Config() string {
 	}
 	fmt.Fprintf(&b, "schedulingProfiles:\n- name: %s\n  plugins:\n", p.Name)
 	for _, t := range p.parts {
+		if Producers[t.typ] != nil {
+			continue
+		}
 		if Scorers[t.typ] != nil && t.weight != 0 {
 			fmt.Fprintf(&b, "  - {pluginRef: %s, weight: %v}\n", t.typ, t.weight)
 		} else {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock-project/penstock/fleet"
 	"github.com/penstock-project/penstock/flow"
+	"github.com/penstock-project/penstock/kvcache"
 	"github.com/penstock-project/penstock/route"
 	"github.com/penstock-project/penstock/sched"
 )
@@ -22,6 +23,9 @@ type Lane struct {
 	Queues bool
 	// Waits tells that a producer waits for other requests.
 	Waits bool
+	// Tokens tells that prompts are read as tokens, and Mirrors are told the engines' KV events.
+	Tokens  bool
+	Mirrors []*kvcache.Mirror
 }
 
 // door is a replica of the gateway.

@@ -32,13 +32,19 @@ type instance struct {
 
 	loads []*fleet.Load // it as each gateway knows it; nil where it does not
 	pages []page        // and what each read of it
+	hearing
 }
 
 // begin starts the engine with an empty cache.
 func (n *instance) begin() (err error) {
 	n.started++
 	n.running, n.ended = false, -1
-	n.engine, err = engine.New(n.spec.Config)
+	n.batch = nil
+	c := n.spec.Config
+	if n.r.heard() {
+		c.Events = n
+	}
+	n.engine, err = engine.New(c)
 	return err
 }
 
@@ -66,6 +72,7 @@ func (n *instance) kick() {
 		return
 	}
 	took, busy := n.engine.Begin(n.r.now)
+	n.publish()
 	if !busy {
 		return
 	}

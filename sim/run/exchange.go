@@ -23,17 +23,19 @@ type exchange struct {
 	sent      time.Duration
 	place     int // among those under way
 
-	cycle    *sched.Cycle
-	prepared bool
-	ticket   flow.Ticket
-	reason   flow.Reason
-	entered  time.Duration
-	queued   time.Duration
-	waited   bool
-	hold     fleet.Hold
-	order    []*fleet.Endpoint // the pick and its fallbacks, best first
-	at       int               // the current one
-	estimate int64             // of the prompt, in tokens
+	cycle     *sched.Cycle
+	prepared  bool
+	ticket    flow.Ticket
+	reason    flow.Reason
+	entered   time.Duration
+	queued    time.Duration
+	waited    bool
+	hold      fleet.Hold
+	order     []*fleet.Endpoint // the pick and its fallbacks, best first
+	at        int               // the current one
+	estimate  int64             // of the prompt, in tokens
+	receipts  []sched.Receipt
+	predicted int64 // tokens that the current one holds
 
 	engine   *instance
 	seq      *engine.Seq
@@ -95,7 +97,7 @@ func (x *exchange) forget() {
 		return
 	}
 	clear(x.order)
-	*x = exchange{turn: x.turn + 1, blocks: x.blocks[:0], order: x.order[:0], feed: x.feed, decided: x.decided, waits: x.waits, evict: x.evict}
+	*x = exchange{turn: x.turn + 1, blocks: x.blocks[:0], order: x.order[:0], receipts: x.receipts[:0], feed: x.feed, decided: x.decided, waits: x.waits, evict: x.evict}
 	r.spare = append(r.spare, x)
 }
 
@@ -118,6 +120,7 @@ func (x *exchange) dropCycle() {
 	if c := x.cycle; c != nil {
 		clear(c.Candidates[:cap(c.Candidates)]) // no old snapshot is kept alive
 		c.All, c.Peer, c.Source, c.Worker, c.Headers, c.Prompt, c.Wait = nil, nil, sched.Source{}, nil, nil, nil, nil
+		clear(c.Receipts)
 		x.d.cycles = append(x.d.cycles, c)
 		x.cycle = nil
 	}
@@ -206,6 +209,11 @@ func (x *exchange) prepare() bool {
 		x.fail(nobodyLeft)
 		return false
 	}
+	if x.d.lane.Tokens {
+		c.Prompts.IDs = tokens(c.Prompts.IDs[:0], x.req, 0, x.promptLen)
+		c.Prompts.Starts = append(c.Prompts.Starts[:0], 0)
+		c.Tokens = int64(x.promptLen)
+	}
 	plan.Produce(c)
 	if c.Tokens == 0 {
 		c.Tokens = int64(x.promptLen)
@@ -258,8 +266,9 @@ func (x *exchange) decide() {
 	x.ticket.Evictable(c.Now, x.evict)
 	pick.Load.Probe(c.Now)
 	plan.Reserve(c, pick)
-	plan.Placed(c, pick)
 	x.estimate, x.at, x.order = c.Tokens, 0, x.order[:0]
+	x.predicted = c.Cached("", c.Order[0])
+	x.tell(c, pick)
 	for _, i := range c.Order {
 		x.order = append(x.order, c.Candidates[i])
 	}
@@ -267,6 +276,28 @@ func (x *exchange) decide() {
 		x.dropCycle()
 	}
 	x.send()
+}
+
+// tell has the plugins know where the request goes, and keeps their receipts.
+func (x *exchange) tell(c *sched.Cycle, chosen *fleet.Endpoint) {
+	x.d.lane.Plan.Placed(c, chosen)
+	x.receipts = append(x.receipts[:0], c.Receipts...)
+}
+
+// settle tells those who gave receipts how it ended; cached is below 0 where the engine did not say.
+func (x *exchange) settle(served bool, cached int64) {
+	if len(x.receipts) == 0 {
+		return
+	}
+	e := sched.Ending{Now: x.d.r.Now(), Served: served, Prompt: int64(x.promptLen), Cached: cached}
+	if cached < 0 {
+		e.Prompt = -1
+	}
+	for _, r := range x.receipts {
+		r.Settle(e)
+	}
+	clear(x.receipts)
+	x.receipts = x.receipts[:0]
 }
 
 // endpoint is where it is.
@@ -301,12 +332,13 @@ func (x *exchange) next() {
 	if c != nil {
 		if i := slices.IndexFunc(c.Candidates, func(o *fleet.Endpoint) bool { return o.Load == e.Load }); i >= 0 {
 			work, output = c.Work(i)
+			x.predicted = c.Cached("", i)
 		}
 	}
 	x.hold = x.ticket.Force(e, now, work, output)
 	e.Load.Probe(now)
 	if c != nil {
-		x.d.lane.Plan.Placed(c, e)
+		x.tell(c, e)
 	}
 	x.send()
 }
@@ -347,6 +379,8 @@ func (x *exchange) done() {
 	r := x.d.r
 	x.endpoint().Load.Well(r.Now(), &x.d.health)
 	x.hold.Release()
+	x.endpoint().Load.Graded(x.predicted, int64(x.seq.Cached), int64(x.promptLen))
+	x.settle(true, int64(x.seq.Cached))
 	x.ticket.Prompt(int64(x.promptLen))
 	x.ticket.End(int64(x.promptLen-x.seq.Cached), int64(x.seq.Generated))
 	r.rec.Done(x.req.Index, r.now, x.seq.Generated, x.seq.Cached, x.engine.i, x.queued)
@@ -366,6 +400,7 @@ func (x *exchange) broke() {
 // fail is the end of one that is not answered, or not fully.
 func (x *exchange) fail(kind string) {
 	x.hold.Release()
+	x.settle(x.began, -1)
 	x.ticket.End(-1, -1)
 	x.dropCycle()
 	r := x.d.r
@@ -385,6 +420,7 @@ func (x *exchange) evicted() {
 	}
 	x.requeued++
 	x.hold.Release()
+	x.settle(false, -1)
 	x.ticket.End(0, 0)
 	x.ticket, x.engine, x.seq = flow.Ticket{}, nil, nil
 	x.dropCycle()

@@ -55,6 +55,14 @@ func (r *run) fault(f work.Fault) {
 		case "scrape-stall":
 			n.mute = true
 			heals(func() { n.mute = false })
+		case "event-delay":
+			d := time.Duration(f.Factor * float64(time.Second))
+			n.late += d
+			heals(func() { n.late -= d })
+		case "event-loss":
+			was := n.deaf
+			n.deaf = 1 - (1-n.deaf)*(1-f.Factor)
+			heals(func() { n.deaf = was })
 		}
 	}
 }

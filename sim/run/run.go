@@ -10,6 +10,8 @@ package run
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/penstock-project/penstock/fleet"
@@ -70,6 +72,8 @@ type run struct {
 	doors   []*door
 	turn    int // which door is next
 	text    writer
+	chance  *rand.Rand // beside the gateways'
+	batches []*batch   // spare ones
 
 	under     []*exchange // those under way
 	spare     []*exchange
@@ -92,7 +96,7 @@ func Do(ctx context.Context, s Setup) (report.Run, error) {
 	def(&s.Scrape, DefaultScrape)
 	def(&s.Stale, DefaultStale)
 	def(&s.Events, DefaultEvents)
-	r := &run{Setup: s, ctx: ctx, byID: map[fleet.ID]*instance{}}
+	r := &run{Setup: s, ctx: ctx, byID: map[fleet.ID]*instance{}, chance: rand.New(rand.NewPCG(s.Seed, 1<<32))}
 	names, kinds := make([]string, len(s.Fleet)), make([]string, len(s.Fleet))
 	for i, spec := range s.Fleet {
 		n := &instance{r: r, i: i, spec: spec, slow: 1, loads: make([]*fleet.Load, s.Replicas), pages: make([]page, s.Replicas)}
@@ -103,9 +107,7 @@ func Do(ctx context.Context, s Setup) (report.Run, error) {
 		for k, v := range spec.Labels {
 			n.labels[k] = v
 		}
-		if err := n.begin(); err != nil {
-			return report.Run{}, fmt.Errorf("%s (%s): %w", names[i], spec.Kind, err)
-		}
+		n.missed = make([]uint64, s.Replicas)
 		r.engines, r.byID[n.id] = append(r.engines, n), n
 	}
 	r.rec = report.NewRecorder(report.Setup{
@@ -116,6 +118,11 @@ func Do(ctx context.Context, s Setup) (report.Run, error) {
 		r.doors = append(r.doors, d)
 		if err := d.begin(); err != nil {
 			return report.Run{}, err
+		}
+	}
+	for _, n := range r.engines { // which say what they hold if somebody asks
+		if err := n.begin(); err != nil {
+			return report.Run{}, fmt.Errorf("%s (%s): %w", n.id.Name, n.spec.Kind, err)
 		}
 	}
 	r.scrapes()
@@ -215,6 +222,11 @@ func (r *run) gap(x *exchange, d time.Duration, n int) {
 	if n > 0 && r.now-d >= r.Warmup && (x == nil || x.sent >= r.Warmup) {
 		r.rec.Gap(d, n)
 	}
+}
+
+// heard reports whether some gateway listens to KV events.
+func (r *run) heard() bool {
+	return slices.ContainsFunc(r.doors, func(d *door) bool { return len(d.lane.Mirrors) > 0 })
 }
 
 // know finds the engines' loads by a door's newest snapshot.
