@@ -237,15 +237,22 @@ func (s *rehearsal) stage() error {
 		if err != nil {
 			return err
 		}
-		s.stages = append(s.stages, stage{spec, open, rates})
+		st := stage{spec, open, rates}
+		if rates == nil { // its own
+			st.rates = []float64{0}
+			if work.Multiplied(spec) {
+				st.rates = []float64{1}
+			}
+		}
+		s.stages = append(s.stages, st)
 	}
 	return nil
 }
 
-// parseRates reads numbers above 0, by comma; nothing is the workload's own rate.
+// parseRates reads numbers above 0, by comma.
 func parseRates(text string) ([]float64, error) {
 	if text == "" {
-		return []float64{0}, nil
+		return nil, nil
 	}
 	var list []float64
 	for part := range strings.SplitSeq(text, ",") {

@@ -189,6 +189,9 @@ func (e *Engine) Capacity() int { return e.cfg.NumBlocks * e.cfg.BlockSize }
 // Busy tells whether there is anything to compute.
 func (e *Engine) Busy() bool { return len(e.running) > 0 || e.waiting.len > 0 }
 
+// Findable counts the blocks that can be reused.
+func (e *Engine) Findable() int { return e.cache.byHash.used }
+
 // Each calls f for every sequence, those in the batch first, in order.
 func (e *Engine) Each(f func(s *Seq, running bool)) {
 	for _, s := range e.running {

@@ -4,6 +4,7 @@ package run
 
 import (
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/penstock-project/penstock/fleet"
@@ -64,6 +65,15 @@ func (n *instance) submit(x *exchange) bool {
 	x.seq = seq
 	n.kick()
 	return true
+}
+
+// abort ends a request early. A step that is open still stores its blocks, when the request may be another's.
+func (n *instance) abort(x *exchange) {
+	q := *x.req
+	q.Prompt = slices.Clone(q.Prompt)
+	x.seq.Tag = &q
+	n.engine.Abort(n.r.now, x.seq)
+	n.publish()
 }
 
 // kick begins the next step when none is open and there is something to do.

@@ -50,11 +50,15 @@ func (n *instance) open() *batch {
 
 // Stored implements [engine.Events].
 func (n *instance) Stored(s *engine.Seq, first int, parent uint64, hashes []uint64) {
-	b, x, size := n.open(), s.Tag.(*exchange), n.spec.Config.BlockSize
+	b, size := n.open(), n.spec.Config.BlockSize
+	q, ended := s.Tag.(*work.Request)
+	if !ended {
+		q = s.Tag.(*exchange).req
+	}
 	w := word{hashes: len(b.hashes), tokenN: len(b.tokens), count: len(hashes), parent: parent, hasParent: first > 0, adapter: s.Adapter}
 	w.stored = hashes // as a mark; set when the batch is whole
 	b.hashes = append(b.hashes, hashes...)
-	b.tokens = tokens(b.tokens, x.req, first*size, len(hashes)*size)
+	b.tokens = tokens(b.tokens, q, first*size, len(hashes)*size)
 	b.words = append(b.words, w)
 }
 
@@ -175,7 +179,7 @@ func tokens(into []uint32, q *work.Request, from, n int) []uint32 {
 	return into
 }
 
-// late is by how much more an engine's events are late, deaf which share of them is lost.
+// hearing is how an engine is heard: by how much more its events are late, and which share of them is lost.
 type hearing struct {
 	late   time.Duration
 	deaf   float64

@@ -413,7 +413,7 @@ const mostRequeued = 5
 
 // evicted is told that the gate takes the request back.
 func (x *exchange) evicted() {
-	x.engine.engine.Abort(x.d.r.now, x.seq)
+	x.engine.abort(x)
 	if x.began || x.requeued >= mostRequeued {
 		x.fail(string(flow.Evicted))
 		return

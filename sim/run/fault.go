@@ -71,7 +71,7 @@ func (r *run) fault(f work.Fault) {
 func (n *instance) lose(lasts time.Duration) {
 	var lost []*exchange
 	n.engine.Each(func(s *engine.Seq, _ bool) {
-		if x := s.Tag.(*exchange); x.seq == s {
+		if x, ok := s.Tag.(*exchange); ok {
 			lost = append(lost, x)
 		}
 	})
@@ -117,7 +117,7 @@ func (d *door) lose() {
 	for i := len(d.r.under) - 1; i >= 0; i-- { // those that end leave the list, and the last takes their place
 		if x := d.r.under[i]; x.d == d {
 			if x.seq != nil {
-				x.engine.engine.Abort(d.r.now, x.seq)
+				x.engine.abort(x)
 			}
 			x.drop()
 		}

@@ -85,6 +85,18 @@ type run struct {
 
 // Do rehearses. An error is one of the setup, of the workload, or the context's.
 func Do(ctx context.Context, s Setup) (report.Run, error) {
+	r, err := begin(ctx, s)
+	if err != nil {
+		return report.Run{}, err
+	}
+	if err := r.play(); err != nil {
+		return report.Run{}, err
+	}
+	return r.rec.Run(), nil
+}
+
+// begin sets everything up.
+func begin(ctx context.Context, s Setup) (*run, error) {
 	if s.Replicas == 0 {
 		s.Replicas = 1
 	}
@@ -117,21 +129,18 @@ func Do(ctx context.Context, s Setup) (report.Run, error) {
 		d := &door{r: r, i: i}
 		r.doors = append(r.doors, d)
 		if err := d.begin(); err != nil {
-			return report.Run{}, err
+			return nil, err
 		}
 	}
 	for _, n := range r.engines { // which say what they hold if somebody asks
 		if err := n.begin(); err != nil {
-			return report.Run{}, fmt.Errorf("%s (%s): %w", n.id.Name, n.spec.Kind, err)
+			return nil, fmt.Errorf("%s (%s): %w", n.id.Name, n.spec.Kind, err)
 		}
 	}
 	r.scrapes()
 	r.planFaults()
 	r.plan(0, call(r.sample), 0)
-	if err := r.play(); err != nil {
-		return report.Run{}, err
-	}
-	return r.rec.Run(), nil
+	return r, nil
 }
 
 // play is the loop.
