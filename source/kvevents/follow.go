@@ -82,6 +82,9 @@ func (f *follower) begin(ep *fleet.Endpoint, rank int) {
 	f.each[ep.Load] = &follow{rank: rank, cancel: cancel}
 	r := &reader{ctx: ctx, opt: f.opt, sink: f.sink, queue: newQueue(f.opt.Buffer), replays: f.replays,
 		only: &Source{Load: ep.Load, Name: ep.Address, Rank: rank}}
+	if f.opt.Begun != nil {
+		f.opt.Begun(r.only)
+	}
 	host := ep.AddrPort.Addr().String()
 	at := func(port int, label string) string {
 		if own, err := strconv.ParseUint(ep.Labels[label], 10, 16); label != "" && err == nil && own > 0 {

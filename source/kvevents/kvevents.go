@@ -3,7 +3,7 @@
 // Package kvevents answers: what do the engines keep in their caches?
 //
 // Engines publish each change of their KV cache over ZeroMQ, in numbered messages of msgpack. [Follow] dials the
-// engines of all endpoints, [Listen] lets engines dial us. Both tell a [Sink] what was said, and as loudly what they did not
+// engines of all endpoints, [Serve] lets engines dial us. Both tell a [Sink] what was said, and as loudly what they did not
 // hear: what is missing from the sequence and could not be replayed, and that an engine began anew.
 package kvevents
 
@@ -44,6 +44,7 @@ type Source struct {
 	again     atomic.Bool
 	connected atomic.Bool
 	heard     atomic.Int64 // UnixNano
+	failed    atomic.Pointer[error]
 
 	mu    sync.Mutex // held while a message is told
 	track tracker
@@ -52,6 +53,14 @@ type Source struct {
 
 // Connected reports whether the publisher is connected now.
 func (s *Source) Connected() bool { return s.connected.Load() }
+
+// Failed is why the publisher could not be connected when that was tried last; nil when it could.
+func (s *Source) Failed() error {
+	if err := s.failed.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
 
 // Again has all that the engine holds told anew with the next message, as far as it can be replayed. It may be called while the
 // sink is told something.

@@ -5,6 +5,7 @@ package kvevents
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"strings"
 	"sync"
@@ -13,24 +14,20 @@ import (
 const (
 	maxConns   = 4096 // engines that may be connected to a central socket
 	maxSources = 8192 // topics and ranks that it remembers
+	maxEach    = 256  // of those, on one connection
 )
 
-// Listen takes the connections of engines that dial us, on tcp://HOST:PORT with * for all hosts, until ctx ends. It leaves no
-// goroutine behind. A source is a topic and the rank that its batches tell.
-func Listen(ctx context.Context, endpoint string, opt Options, sink Sink) error {
+// Listen opens the address that engines dial: tcp://HOST:PORT, with * for all hosts.
+func Listen(ctx context.Context, endpoint string) (net.Listener, error) {
 	address, ok := strings.CutPrefix(endpoint, "tcp://")
 	if !ok {
-		return fmt.Errorf("%s: not tcp://HOST:PORT", endpoint)
+		return nil, fmt.Errorf("%s: not tcp://HOST:PORT", endpoint)
 	}
-	address = strings.Replace(address, "*:", ":", 1)
-	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", address)
-	if err != nil {
-		return err
-	}
-	return Serve(ctx, l, opt, sink)
+	return (&net.ListenConfig{}).Listen(ctx, "tcp", strings.Replace(address, "*:", ":", 1))
 }
 
-// Serve is [Listen] on a listener, which it closes.
+// Serve takes the connections of engines that dial us until ctx ends, and closes the listener. It leaves no goroutine behind. A
+// source is a topic and the rank that its batches tell; one whose engine is gone is remembered until there are too many.
 func Serve(ctx context.Context, l net.Listener, opt Options, sink Sink) error {
 	opt.defaults()
 	c := &central{opt: &opt, sink: sink, sources: map[named]*Source{}}
@@ -109,6 +106,9 @@ func (c *central) source(topic []byte, rank int) *Source {
 	defer c.mu.Unlock()
 	if s := c.sources[named{string(topic), rank}]; s != nil {
 		return s
+	}
+	if len(c.sources) >= maxSources {
+		maps.DeleteFunc(c.sources, func(_ named, s *Source) bool { return !s.Connected() })
 	}
 	if len(c.sources) >= maxSources || len(topic) > maxText {
 		return nil

@@ -35,6 +35,8 @@ type Options struct {
 	Backoff time.Duration
 	// Replays is how many replays may run at once, 8.
 	Replays int
+	// Begun is told of each publisher that is dialled, before the sink is told anything of it; nil for nobody.
+	Begun func(*Source)
 	// Dial opens connections; nil for a plain [net.Dialer].
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 }
@@ -220,6 +222,10 @@ func (r *reader) message(topic []byte, seq uint64, payload []byte) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if r.only == nil && s.last != r && len(r.heard) >= maxEach {
+		r.sink.Dropped(nobody, TooMany)
+		return
+	}
 	s.heard.Store(time.Now().UnixNano())
 	if s.last != r {
 		s.last, s.track.fresh = r, true
@@ -361,15 +367,17 @@ func (r *reader) keepDialling(address string) {
 		w, err := dial(r.ctx, r.opt, address, "SUB")
 		if err == nil {
 			since := time.Now()
-			_ = r.hold(w, func() {
+			err = r.hold(w, func() {
+				r.only.failed.Store(nil)
 				r.only.connected.Store(true)
 				r.queue.put(connected, nil)
 			})
 			r.only.connected.Store(false)
+			r.only.failed.Store(&err)
 			if time.Since(since) > r.opt.Backoff {
 				pause = firstBackoff
 			}
-		} else if errors.Is(err, syscall.ECONNREFUSED) {
+		} else if r.only.failed.Store(&err); errors.Is(err, syscall.ECONNREFUSED) {
 			r.queue.put(refused, nil)
 		}
 		// Half of it is left to chance, so that who lost an engine together does not come back together.
