@@ -80,6 +80,8 @@ func (s *site) apply(ctx context.Context, cfg *config.Config) error {
 		}
 		if old, ok := s.lanes[id]; ok && old.from == l.from {
 			l = old // with what its index knows
+		} else if ok {
+			l.inherit(old)
 		}
 		next[id], lanes[id] = l, l.Lane
 		pools = append(pools, fleet.PoolSpec{ID: id, Selector: p.Selector, H2C: p.H2C, Picker: p.PickerRef, Objectives: p.Objectives, Rewrites: rewrites(p.Rewrites)})

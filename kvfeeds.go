@@ -4,12 +4,14 @@ package penstock
 
 import (
 	"context"
+	"iter"
 	"log/slog"
 	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock-project/penstock/fleet"
@@ -19,62 +21,102 @@ import (
 	"github.com/penstock-project/penstock/source/kvevents"
 )
 
-// feed brings what the engines of a pool publish to the index of one producer.
+// feed brings what the engines of a pool publish to one index.
 type feed struct {
 	pool     fleet.ID
 	producer *policy.PrecisePrefixCacheProducer
 	store    *fleet.Store
 	log      *slog.Logger
-	stop     context.CancelFunc // nil before it runs
+	stop     context.CancelFunc // nil before it dials
 
-	mu      sync.Mutex
-	sources map[*kvevents.Source]*heard
-	dropped map[kvevents.Reason]uint64
-	err     string // why nothing can come
+	mu        sync.Mutex
+	sources   map[*kvevents.Source]*heard
+	dropped   map[kvevents.Reason]uint64
+	strangers map[string]*stranger
+	err       string // why nothing can come
 }
 
 // heard is a publisher and whose endpoint it is.
 type heard struct {
 	load     *fleet.Load
-	follower *kvcache.Follower
-	missed   uint64 // messages that came before anybody knew whose they are
+	follower *kvcache.Follower // nil before it said something
+	missed   uint64            // messages that came before anybody knew whose they are
 	stored   kvcache.Stored
 	extras   [][]string
+}
+
+// stranger is a publisher that is no endpoint of ours.
+type stranger struct {
+	messages uint64
+	last     time.Time
 }
 
 // unknownPublisher counts messages of publishers that are no endpoint of the pool.
 const unknownPublisher kvevents.Reason = "unknown-publisher"
 
+const (
+	mostStrangers = 64               // that are remembered
+	strangersFor  = 10 * time.Minute // and shown after their last message
+)
+
 // feeds runs what the lanes in force want to hear.
 type feeds struct {
-	mu  sync.Mutex
-	ctx context.Context // nil before the process runs
-	all map[*policy.PrecisePrefixCacheProducer]*feed
-	wg  sync.WaitGroup
+	mu   sync.Mutex
+	ctx  context.Context // nil before the process runs
+	all  map[*kvcache.Mirror]*feed
+	ears map[dialled]*ear
+	wg   sync.WaitGroup
 }
 
-// set makes the feeds those of the lanes, and starts and ends what has changed.
+// set makes the feeds those of the lanes, and starts and ends what has changed. What goes to the same index goes on.
 func (f *feeds) set(s *site, lanes map[fleet.ID]lane) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	next := map[*policy.PrecisePrefixCacheProducer]*feed{}
+	next, ears := map[*kvcache.Mirror]*feed{}, map[dialled]*ear{}
+	wanted := map[dialled][]*feed{}
 	for id, l := range lanes {
-		for _, p := range l.Plan.Producers {
-			precise, ok := p.Plugin.(*policy.PrecisePrefixCacheProducer)
-			if !ok {
+		for precise := range l.precise() {
+			m := precise.Mirror()
+			if next[m] != nil {
 				continue
 			}
-			if next[precise] = f.all[precise]; next[precise] == nil {
-				next[precise] = &feed{pool: id, producer: precise, store: s.store, log: s.log, sources: map[*kvevents.Source]*heard{}, dropped: map[kvevents.Reason]uint64{}}
+			one := f.all[m]
+			if one == nil {
+				one = &feed{pool: id, producer: precise, store: s.store, log: s.log, sources: map[*kvevents.Source]*heard{},
+					dropped: map[kvevents.Reason]uint64{}, strangers: map[string]*stranger{}}
+			}
+			next[m] = one
+			if k := &precise.KVEventsConfig; k.ZMQEndpoint != "" {
+				at := dialled{k.ZMQEndpoint, k.TopicFilter}
+				wanted[at] = append(wanted[at], one)
 			}
 		}
 	}
-	for p, old := range f.all {
-		if next[p] == nil && old.stop != nil {
+	for m, old := range f.all {
+		if next[m] == nil && old.stop != nil {
 			old.stop()
 		}
 	}
-	f.all = next
+	for at, list := range wanted {
+		if ears[at] = f.ears[at]; ears[at] == nil {
+			ears[at] = &ear{dialled: at, log: s.log, ended: make(chan struct{})}
+		}
+		ears[at].feeds.Store(&list)
+		ears[at].tell()
+	}
+	var ending []*ear
+	for at, old := range f.ears {
+		if ears[at] == nil && old.stop != nil {
+			old.stop()
+			ending = append(ending, old)
+		}
+	}
+	for _, e := range ears {
+		if e.stop == nil {
+			e.after = ending
+		}
+	}
+	f.all, f.ears = next, ears
 	f.start()
 }
 
@@ -93,133 +135,197 @@ func (f *feeds) start() {
 	if f.ctx == nil || f.ctx.Err() != nil {
 		return
 	}
-	for _, one := range f.all {
-		if one.stop == nil {
+	begin := func(stop *context.CancelFunc, run func(context.Context)) {
+		if *stop == nil {
 			ctx, cancel := context.WithCancel(f.ctx)
-			one.stop = cancel
-			f.wg.Go(func() { one.run(ctx) })
+			*stop = cancel
+			f.wg.Go(func() { run(ctx) })
 		}
+	}
+	for _, one := range f.all {
+		if one.producer.KVEventsConfig.Dials() {
+			begin(&one.stop, one.dial)
+		}
+	}
+	for _, e := range f.ears {
+		begin(&e.stop, e.run)
 	}
 }
 
-// listenAgain is how long to wait before an address that could not be had is tried again.
-const listenAgain = 5 * time.Second
-
-func (f *feed) run(ctx context.Context) {
-	k := &f.producer.KVEventsConfig
-	opt := kvevents.Options{Topic: k.TopicFilter, Pool: f.pool}
-	if k.ZMQEndpoint == "" {
-		if k.Dials() {
-			if d := k.PodDiscoveryConfig; d != nil {
-				opt.Port, opt.ReplayPort, opt.PortLabel, opt.ReplayPortLabel = d.SocketPort, d.ReplaySocketPort, d.PortLabel, d.ReplayPortLabel
+// precise are the producers that want to hear engines.
+func (l lane) precise() iter.Seq[*policy.PrecisePrefixCacheProducer] {
+	return func(yield func(*policy.PrecisePrefixCacheProducer) bool) {
+		for _, p := range l.Plan.Producers {
+			if precise, ok := p.Plugin.(*policy.PrecisePrefixCacheProducer); ok && !yield(precise) {
+				return
 			}
-			_ = kvevents.Follow(ctx, f.store, opt, f) // which ends with ctx alone
-		}
-		return
-	}
-	for ctx.Err() == nil {
-		err := kvevents.Listen(ctx, k.ZMQEndpoint, opt, f)
-		if err == nil {
-			return
-		}
-		f.mu.Lock()
-		first := f.err == ""
-		f.err = err.Error()
-		f.mu.Unlock()
-		if first {
-			f.log.Error("KV events cannot be heard: prefixes are remembered by what was sent where", slog.String("pool", f.pool.String()),
-				slog.String("producer", f.producer.Name()), slog.Any("error", err))
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(listenAgain):
 		}
 	}
 }
 
-// of finds whose publisher it is; nil for nobody's.
-func (f *feed) of(s *kvevents.Source, blockTokens int) *heard {
+// inherit has the producers of a lane know what those of the one before it do, where they would count alike.
+func (l lane) inherit(old lane) {
+	for p := range l.precise() {
+		for before := range old.precise() {
+			if p.Inherit(before) {
+				break
+			}
+		}
+	}
+}
+
+// dial follows the engines of the pool.
+func (f *feed) dial(ctx context.Context) {
+	opt := kvevents.Options{Topic: f.producer.KVEventsConfig.TopicFilter, Pool: f.pool, Begun: f.begun}
+	if d := f.producer.KVEventsConfig.PodDiscoveryConfig; d != nil {
+		opt.Port, opt.ReplayPort, opt.PortLabel, opt.ReplayPortLabel = d.SocketPort, d.ReplaySocketPort, d.PortLabel, d.ReplayPortLabel
+	}
+	_ = kvevents.Follow(ctx, f.store, opt, f) // which ends with ctx alone
+}
+
+// replays reports whether what was missed can be asked for.
+func (f *feed) replays() bool {
+	k := &f.producer.KVEventsConfig
+	d := k.PodDiscoveryConfig
+	return k.Dials() && d != nil && (d.ReplaySocketPort != 0 || d.ReplayPortLabel != "")
+}
+
+// begun notes a publisher that is dialled.
+func (f *feed) begun(s *kvevents.Source) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	h := f.sources[s]
-	if h == nil {
-		h = &heard{}
-		f.sources[s] = h
-		f.tidy()
+	f.note(s)
+}
+
+// note remembers a publisher, and forgets those whose endpoints are gone, that it stands in for, and that left without being known.
+func (f *feed) note(s *kvevents.Source) *heard {
+	maps.DeleteFunc(f.sources, func(o *kvevents.Source, h *heard) bool {
+		if o.Load != nil {
+			return o.Load.Ended() || o.Load == s.Load
+		}
+		return o.Name == s.Name && o.Rank == s.Rank || !o.Connected() && (h.load == nil || h.load.Ended())
+	})
+	h := &heard{load: s.Load}
+	f.sources[s] = h
+	return h
+}
+
+// of finds whose publisher it is, and whether it is an endpoint's; nil also for one that has just left, or that nothing can be
+// understood of yet. seq is the number of what it says, 0 for its first message.
+func (f *feed) of(s *kvevents.Source, blockTokens int, seq uint64) (h *heard, known bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if s.Load != nil && s.Load.Ended() {
+		delete(f.sources, s)
+		return nil, true
+	}
+	if h = f.sources[s]; h == nil {
+		h = f.note(s)
 	}
 	if h.load != nil && h.load.Ended() {
 		h.load, h.follower = nil, nil
 	}
-	if h.load == nil {
-		if h.load = s.Load; h.load == nil {
-			h.load = f.find(s)
-		}
-		if h.load == nil || h.load.Ended() {
-			h.load = nil
-			return nil
-		}
-		if h.follower = f.producer.Mirror().Follow(h.load.Slot, blockTokens); h.follower == nil {
-			h.load = nil // it said nothing yet that could be understood, and so nothing that could be lost
-			return nil
-		}
-		h.follower.Connected(s.Connected)
-		if h.load.Ended() { // it left meanwhile, and its slot may have been cleared before
-			f.producer.Mirror().Gone(h.load.Slot)
-			h.load, h.follower = nil, nil
-			return nil
-		}
+	if h.follower != nil {
+		return h, true
 	}
-	return h
+	load := s.Load
+	if load == nil {
+		load = f.find(s)
+	}
+	if load == nil || load.Ended() {
+		h.missed++
+		return nil, false
+	}
+	m := f.producer.Mirror()
+	if h.follower = m.Follow(load.Slot, blockTokens); h.follower == nil {
+		return nil, true // it said nothing yet that could be understood, and so nothing that could be lost
+	}
+	h.load = load
+	h.follower.Connected(s.Connected)
+	if h.follower.Told(s.Rank) && (seq == 0 || s.Load != nil && f.replays()) {
+		h.follower.Restarted(s.Rank) // all that it holds is told from the start
+	}
+	if load.Ended() { // it left meanwhile, and its slot may have been cleared before
+		m.Gone(load.Slot)
+		h.load, h.follower = nil, nil
+		return nil, true
+	}
+	delete(f.strangers, s.Name)
+	return h, true
 }
 
-// tidy forgets publishers whose endpoints are gone.
-func (f *feed) tidy() {
-	maps.DeleteFunc(f.sources, func(s *kvevents.Source, _ *heard) bool { return s.Load != nil && s.Load.Ended() })
-}
-
-// find is the endpoint that a publisher names which dialled us: by its ip:port, or by its address or name and its rank.
+// find is the endpoint that a publisher names which dialled us: by its ip:port, or by its address or name and, where these are of a pod
+// with several endpoints, its rank.
 func (f *feed) find(s *kvevents.Source) *fleet.Load {
 	pool := f.store.Load().Pool(f.pool)
 	if pool == nil {
 		return nil
 	}
-	var same []*fleet.Endpoint
+	at, _ := netip.ParseAddrPort(s.Name)
 	ip, _ := netip.ParseAddr(strings.Trim(s.Name, "[]"))
+	at, ip = netip.AddrPortFrom(at.Addr().Unmap(), at.Port()), ip.Unmap()
+	var named *fleet.Endpoint
+	var same []*fleet.Endpoint
 	for _, e := range pool.Endpoints {
+		addr := e.AddrPort.Addr().Unmap()
 		switch {
-		case e.Address == s.Name, e.Name == s.Name && e.Pod == "":
-			return e.Load
-		case e.Pod != "" && e.Pod == s.Name, ip.IsValid() && e.AddrPort.Addr() == ip.Unmap():
+		case at.IsValid() && at == netip.AddrPortFrom(addr, e.AddrPort.Port()), e.Name == s.Name && e.Pod == "":
+			named = e
+		case e.Pod != "" && e.Pod == s.Name, ip.IsValid() && addr == ip:
 			same = append(same, e)
 		}
 	}
-	if len(same) == 1 {
-		return same[0].Load
+	switch {
+	case named != nil:
+		same = ranksOf(pool, named)
+		if same[0] != named {
+			return named.Load
+		}
+	case len(same) == 0:
+		return nil
+	default:
+		ranks := ranksOf(pool, same[0])
+		if len(ranks) != len(same) {
+			return nil // engines that share an address
+		}
+		same = ranks
 	}
-	slices.SortFunc(same, func(a, b *fleet.Endpoint) int { return int(a.AddrPort.Port()) - int(b.AddrPort.Port()) })
-	if s.Rank < len(same) {
-		return same[s.Rank].Load
+	return same[max(s.Rank, 0)%len(same)].Load // ranks are counted over all pods of an engine
+}
+
+// ranksOf are the endpoints of an endpoint's pod, by port.
+func ranksOf(pool *fleet.Pool, of *fleet.Endpoint) []*fleet.Endpoint {
+	if of.Pod == "" {
+		return []*fleet.Endpoint{of}
 	}
-	return nil
+	var list []*fleet.Endpoint
+	for _, e := range pool.Endpoints {
+		if e.Pod == of.Pod && e.Namespace == of.Namespace && e.AddrPort.Addr() == of.AddrPort.Addr() {
+			list = append(list, e)
+		}
+	}
+	slices.SortFunc(list, func(a, b *fleet.Endpoint) int { return int(a.AddrPort.Port()) - int(b.AddrPort.Port()) })
+	return list
 }
 
 // Batch implements [kvevents.Sink].
-func (f *feed) Batch(s *kvevents.Source, _ uint64, b *kvevents.Batch) {
+func (f *feed) Batch(s *kvevents.Source, seq uint64, b *kvevents.Batch) {
+	if !f.batch(s, seq, b) {
+		f.unknown(s)
+	}
+}
+
+// batch reports whether the publisher is an endpoint of the pool.
+func (f *feed) batch(s *kvevents.Source, seq uint64, b *kvevents.Batch) bool {
 	told := 0
 	for i := range b.Events {
 		if told = b.Events[i].BlockSize; told > 0 {
 			break
 		}
 	}
-	h := f.of(s, told)
+	h, known := f.of(s, told, seq)
 	if h == nil {
-		if s.Load == nil && f.find(s) == nil {
-			f.drop(unknownPublisher)
-		}
-		f.mu.Lock()
-		f.sources[s].missed++
-		f.mu.Unlock()
-		return
+		return known
 	}
 	now := time.Now()
 	if h.missed > 0 {
@@ -231,11 +337,35 @@ func (f *feed) Batch(s *kvevents.Source, _ uint64, b *kvevents.Batch) {
 		s.Again()
 	}
 	if !ok {
-		return
+		return true
 	}
 	for i := range b.Events {
 		h.apply(&b.Events[i], s.Rank)
 	}
+	return true
+}
+
+// unknown counts a message of nobody's.
+func (f *feed) unknown(s *kvevents.Source) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.dropped[unknownPublisher]++
+	who := f.strangers[s.Name]
+	if who == nil {
+		if len(f.strangers) >= mostStrangers {
+			oldest := ""
+			for name, o := range f.strangers {
+				if oldest == "" || o.last.Before(f.strangers[oldest].last) {
+					oldest = name
+				}
+			}
+			delete(f.strangers, oldest)
+		}
+		who = &stranger{}
+		f.strangers[s.Name] = who
+	}
+	who.messages++
+	who.last = time.Now()
 }
 
 // apply tells the follower one event.
@@ -288,14 +418,14 @@ func tierOf(medium string) (kvcache.Tier, bool) {
 
 // Gap implements [kvevents.Sink].
 func (f *feed) Gap(s *kvevents.Source, from, to uint64) {
-	if h := f.of(s, 0); h != nil {
+	if h, _ := f.of(s, 0, from+1); h != nil {
 		h.follower.Gap(to-from+1, time.Now())
 	}
 }
 
 // Restarted implements [kvevents.Sink].
 func (f *feed) Restarted(s *kvevents.Source) {
-	if h := f.of(s, 0); h != nil {
+	if h, _ := f.of(s, 0, 1); h != nil {
 		h.follower.Restarted(s.Rank)
 	}
 }
@@ -307,6 +437,105 @@ func (f *feed) drop(reason kvevents.Reason) {
 	f.mu.Lock()
 	f.dropped[reason]++
 	f.mu.Unlock()
+}
+
+// dialled is an address that engines dial, and how the topics begin that count there.
+type dialled struct{ endpoint, topic string }
+
+// ear hears what engines say that dial us, for all feeds that want to know.
+type ear struct {
+	dialled
+	log   *slog.Logger
+	feeds atomic.Pointer[[]*feed]
+	stop  context.CancelFunc // nil before it runs
+	after []*ear             // may have its address, and end
+	ended chan struct{}
+
+	mu  sync.Mutex
+	err string // why it cannot hear
+}
+
+// listenAgain is how long to wait before an address that could not be had is tried again.
+const listenAgain = 5 * time.Second
+
+func (e *ear) run(ctx context.Context) {
+	defer close(e.ended)
+	for _, old := range e.after {
+		<-old.ended
+	}
+	e.after = nil
+	for ctx.Err() == nil {
+		l, err := kvevents.Listen(ctx, e.endpoint)
+		if err == nil {
+			e.set("")
+			err = kvevents.Serve(ctx, l, kvevents.Options{Topic: e.topic}, e)
+		}
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		if e.set(err.Error()) {
+			e.log.Error("KV events cannot be heard: prefixes are remembered by what was sent where; tried again every 5 s", slog.String("address", e.endpoint), slog.Any("error", err))
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(listenAgain):
+		}
+	}
+}
+
+// set notes why nothing can be heard, and reports whether that is new.
+func (e *ear) set(err string) bool {
+	e.mu.Lock()
+	isNew := e.err != err
+	e.err = err
+	e.mu.Unlock()
+	e.tell()
+	return isNew
+}
+
+// tell has the feeds know why nothing comes.
+func (e *ear) tell() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, f := range *e.feeds.Load() {
+		f.mu.Lock()
+		f.err = e.err
+		f.mu.Unlock()
+	}
+}
+
+// Batch implements [kvevents.Sink].
+func (e *ear) Batch(s *kvevents.Source, seq uint64, b *kvevents.Batch) {
+	known := false
+	for _, f := range *e.feeds.Load() {
+		known = f.batch(s, seq, b) || known
+	}
+	for _, f := range *e.feeds.Load() {
+		if !known {
+			f.unknown(s)
+		}
+	}
+}
+
+// Gap implements [kvevents.Sink].
+func (e *ear) Gap(s *kvevents.Source, from, to uint64) {
+	for _, f := range *e.feeds.Load() {
+		f.Gap(s, from, to)
+	}
+}
+
+// Restarted implements [kvevents.Sink].
+func (e *ear) Restarted(s *kvevents.Source) {
+	for _, f := range *e.feeds.Load() {
+		f.Restarted(s)
+	}
+}
+
+// Dropped implements [kvevents.Sink].
+func (e *ear) Dropped(s *kvevents.Source, reason kvevents.Reason) {
+	for _, f := range *e.feeds.Load() {
+		f.Dropped(s, reason)
+	}
 }
 
 // caches shows what is known of engines' caches.
@@ -340,11 +569,20 @@ func (f *feed) view() observe.CacheView {
 	for reason, n := range f.dropped {
 		v.Dropped[string(reason)] = n
 	}
+	for name, who := range f.strangers {
+		if now.Sub(who.last) < strangersFor {
+			v.Strangers = append(v.Strangers, observe.CacheStranger{Name: name, Messages: who.messages, HeardMS: max(1, now.Sub(who.last).Milliseconds())})
+		}
+	}
+	slices.SortFunc(v.Strangers, func(a, b observe.CacheStranger) int { return strings.Compare(a.Name, b.Name) })
 	for s, h := range f.sources {
 		if h.load != nil {
 			p := observe.CachePublisher{Rank: s.Rank, Connected: s.Connected()}
 			if at := s.Heard(); !at.IsZero() {
 				p.HeardMS = max(1, now.Sub(at).Milliseconds())
+			}
+			if err := s.Failed(); err != nil {
+				p.Error = err.Error()
 			}
 			publishers[h.load] = append(publishers[h.load], p)
 		}

@@ -274,6 +274,22 @@ func (r *rehearsal) mirror() *kvcache.Mirror {
 	return nil
 }
 
+// connected is how many publishers are.
+func (r *rehearsal) connected() (n int) {
+	r.p.feeds.mu.Lock()
+	defer r.p.feeds.mu.Unlock()
+	for _, f := range r.p.feeds.all {
+		f.mu.Lock()
+		for s := range f.sources {
+			if s.Connected() {
+				n++
+			}
+		}
+		f.mu.Unlock()
+	}
+	return n
+}
+
 // settle waits until all that engines published is heard: each computes prompts more, until the event of one, which is the last,
 // is known. The first may be published before anybody listens. An engine that is not believed has nothing to wait for.
 func (r *rehearsal) settle(engines ...*simEngine) {
@@ -318,6 +334,9 @@ func (r *rehearsal) barrier(e *simEngine) []uint32 {
 func (r *rehearsal) holds(e *simEngine, ids []uint32) bool {
 	m := r.mirror()
 	block, cell := m.Sizes(0)
+	if block == 0 {
+		return false
+	}
 	var h kvcache.Hasher
 	h.ResetTokens("", "", block, cell, 1<<20)
 	h.Start()

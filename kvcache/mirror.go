@@ -17,6 +17,7 @@ type Mirror struct {
 	Index *Index
 
 	fixed int           // blocks of that many tokens; 0 for what engines tell
+	most  int           // blocks that are followed of one engine
 	began atomic.Int64  // UnixNano
 	sizes atomic.Uint64 // block and cell, once known
 
@@ -32,13 +33,22 @@ const mostBlock = 1 << 14
 // mostCell is the largest cell of a chain, in tokens.
 const mostCell = 16
 
+// How many blocks of one engine are followed: as many as ownBytes each fill the index, so that an engine that tells of ever new ones
+// has less than half of it, and nobody else's are forgotten.
+const (
+	ownBytes      = 48
+	leastFollowed = 1 << 12
+	mostFollowed  = 1 << 22
+)
+
 // mostAdapters bounds the names of adapters that a Mirror remembers.
 const mostAdapters = 4096
 
 // NewMirror returns a Mirror whose index holds at most that many bytes, in blocks of that many tokens; 0 takes the size that
 // engines tell.
 func NewMirror(bytes int64, blockTokens int) *Mirror {
-	return &Mirror{Index: NewBoundedIndex(bytes), fixed: blockTokens, followers: map[uint32]*Follower{}, adapters: map[string]bool{}}
+	return &Mirror{Index: NewBoundedIndex(bytes), fixed: blockTokens, followers: map[uint32]*Follower{}, adapters: map[string]bool{},
+		most: int(min(max(bytes/ownBytes, leastFollowed), mostFollowed))}
 }
 
 // Sizes are our block and the cell of its chain, in tokens, once they are known: told is what an engine says of its
@@ -105,7 +115,7 @@ func (m *Mirror) Follow(slot uint32, told int) *Follower {
 
 func (m *Mirror) engine(slot uint32) *Engine {
 	block, cell := m.Sizes(0)
-	return NewEngine(m.Index, EngineOptions{Slot: slot, BlockTokens: block, CellTokens: cell})
+	return NewEngine(m.Index, EngineOptions{Slot: slot, BlockTokens: block, CellTokens: cell, MaxBlocks: m.most})
 }
 
 // Gone forgets the endpoint in that slot. What its follower is told afterwards does nothing.
@@ -161,6 +171,7 @@ type Follower struct {
 	events atomic.Uint64
 	quiet  atomic.Int32 // requests in a row without a word
 	up     atomic.Pointer[func() bool]
+	ranks  [4]atomic.Uint64 // bits of those that told something
 
 	mu      sync.Mutex
 	strikes int
@@ -187,6 +198,12 @@ func (f *Follower) Up() bool {
 
 // Heard reports whether events came.
 func (f *Follower) Heard() bool { return f.heard.Load() }
+
+// Told reports whether a rank said that it holds something.
+func (f *Follower) Told(rank int) bool {
+	r := uint(rank)
+	return r < mostRanks && f.ranks[r/64].Load()&(1<<(r%64)) != 0
+}
 
 // Live reports whether the engine's word is to be had: it is heard, connected and believed.
 func (f *Follower) Live(now time.Time) bool {
@@ -285,6 +302,9 @@ func (f *Follower) Judge(now time.Time, said, reported, prompt int64) {
 // Stored tells of blocks that the engine holds.
 func (f *Follower) Stored(s *Stored) {
 	f.mirror.learn(s.Adapter)
+	if r := uint(s.Rank); r < mostRanks && !f.Told(s.Rank) {
+		f.ranks[r/64].Or(1 << (r % 64))
+	}
 	f.engine.Load().Store(s)
 }
 

@@ -37,7 +37,9 @@ type (
 		Events string `json:"events"`
 		Error  string `json:"error,omitempty"`
 		// Dropped counts what was left out of what engines published, by reason.
-		Dropped   map[string]uint64   `json:"dropped,omitempty"`
+		Dropped map[string]uint64 `json:"dropped,omitempty"`
+		// Strangers published of late and are no endpoint of the pool, as far as their topics tell.
+		Strangers []CacheStranger     `json:"unknown_publishers,omitempty"`
 		Endpoints []CacheEndpointView `json:"endpoints"`
 	}
 	// CacheEndpointView is what one engine holds, as far as known.
@@ -60,6 +62,14 @@ type (
 		Rank      int   `json:"rank"`
 		Connected bool  `json:"connected"`
 		HeardMS   int64 `json:"heard_ms_ago,omitempty"`
+		// Error is why it could not be reached when that was tried last.
+		Error string `json:"error,omitempty"`
+	}
+	// CacheStranger is a publisher that is no endpoint.
+	CacheStranger struct {
+		Name     string `json:"name"` // which its topic has, or the topic as a whole
+		Messages uint64 `json:"messages"`
+		HeardMS  int64  `json:"heard_ms_ago"`
 	}
 	// AgreementView compares predicted with reported cached tokens.
 	AgreementView struct {

@@ -5,6 +5,7 @@ package policy
 import (
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -180,6 +181,16 @@ func (p *PrecisePrefixCacheProducer) SetName(name string) { p.name = name }
 
 // Mirror is what engines said they hold.
 func (p *PrecisePrefixCacheProducer) Mirror() *kvcache.Mirror { return p.mirror }
+
+// Inherit takes over what another producer knows, if it has the same name and parameters. It reports whether it did. It is called
+// before the first request.
+func (p *PrecisePrefixCacheProducer) Inherit(old *PrecisePrefixCacheProducer) bool {
+	if p.name != old.name || !reflect.DeepEqual(p.KVIndexing, old.KVIndexing) {
+		return false
+	}
+	p.mirror = old.mirror
+	return true
+}
 
 // Name is the configured one.
 func (p *PrecisePrefixCacheProducer) Name() string { return p.name }

@@ -85,7 +85,9 @@ func TestPublishersAreTold(t *testing.T) {
 	told := make(chan *Source, 1)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- Follow(ctx, store, Options{Dial: n.dialled, Begun: func(s *Source) { told <- s }}, &diary{}) }()
+	go func() {
+		ended <- Follow(ctx, store, Options{Dial: n.dialled, Begun: func(s *Source) { told <- s }}, &diary{})
+	}()
 	s := <-told
 	until(t, func() bool { return s.Failed() != nil && strings.Contains(s.Failed().Error(), "refused") })
 	p := &Publisher{}
