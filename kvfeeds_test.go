@@ -18,7 +18,7 @@ import (
 // feedOf is the feed of a pool that goes by prefixes, with nothing running.
 func feedOf(t *testing.T, events string, endpoints ...fleet.EndpointSpec) (*feed, *process) {
 	t.Helper()
-	p, err := newProcess(pickerOf(t, preciseConfig(events, "")), defaults(), &lockedBuffer{})
+	p, err := newProcess(preciseOf(t, preciseConfig(events, "")), defaults(), &lockedBuffer{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -156,7 +156,7 @@ func TestReloadOfFeeds(t *testing.T) {
 			r.settle(a)
 			apply := func(text string) {
 				t.Helper()
-				if err := r.p.apply(context.Background(), pickerOf(t, text)); err != nil {
+				if err := r.p.apply(context.Background(), preciseOf(t, text)); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -217,7 +217,7 @@ func TestPoolsShareAnAddress(t *testing.T) {
 	text := preciseConfig(listening(central), "")
 	a, b := startEngine(t, "a", dials(central)), startEngine(t, "b", dials(central))
 	r := rehearse(t, text, a)
-	two := pickerOf(t, text)
+	two := preciseOf(t, text)
 	other := *two.Pools[0]
 	other.Name = "q"
 	two.Pools[0].Selector, other.Selector = map[string]string{"app": "p"}, map[string]string{"app": "q"}

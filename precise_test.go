@@ -119,8 +119,8 @@ schedulingProfiles:
 `
 }
 
-// rehearsal is a gateway and the engines behind it.
-type rehearsal struct {
+// preciseSite is a gateway and the engines behind it.
+type preciseSite struct {
 	t            *testing.T
 	p            *process
 	url, metrics string
@@ -131,13 +131,13 @@ type rehearsal struct {
 	stop         func() // ends the gateway, once
 }
 
-// gateway runs a gateway before engines until the test ends.
-func rehearse(t *testing.T, text string, engines ...*simEngine) *rehearsal {
+// rehearse runs a gateway before engines until the test ends.
+func rehearse(t *testing.T, text string, engines ...*simEngine) *preciseSite {
 	t.Helper()
-	cfg := pickerOf(t, text)
+	cfg := preciseOf(t, text)
 	s := defaults()
 	s.http, s.metrics, s.verbosity, s.quiet, s.trustLoopback, s.drain = "127.0.0.1:0", "127.0.0.1:0", 1, true, true, 0
-	r := &rehearsal{t: t, log: &lockedBuffer{}, engines: engines}
+	r := &preciseSite{t: t, log: &lockedBuffer{}, engines: engines}
 	var err error
 	if r.p, err = newProcess(cfg, s, r.log); err != nil {
 		t.Fatal(err)
@@ -168,7 +168,7 @@ func rehearse(t *testing.T, text string, engines ...*simEngine) *rehearsal {
 	return r
 }
 
-func pickerOf(t *testing.T, text string) *config.Config {
+func preciseOf(t *testing.T, text string) *config.Config {
 	t.Helper()
 	cfg, err := eppConfig("", text, &config.Pool{Namespace: "default", Name: "p", PickerRef: "p"}, true)
 	if err != nil {
@@ -178,7 +178,7 @@ func pickerOf(t *testing.T, text string) *config.Config {
 }
 
 // set makes these the endpoints.
-func (r *rehearsal) set(engines ...*simEngine) {
+func (r *preciseSite) set(engines ...*simEngine) {
 	specs := []fleet.EndpointSpec{}
 	for _, e := range engines {
 		specs = append(specs, e.spec())
@@ -187,7 +187,7 @@ func (r *rehearsal) set(engines ...*simEngine) {
 }
 
 // fresh waits until all endpoints' signals and models are known.
-func (r *rehearsal) fresh() {
+func (r *preciseSite) fresh() {
 	r.t.Helper()
 	until(r.t, "fresh signals", func() bool {
 		for _, e := range r.p.store.Load().Pools[0].Endpoints {
@@ -215,7 +215,7 @@ var (
 )
 
 // ask sends a request through the gateway.
-func (r *rehearsal) ask(path, body string) answer {
+func (r *preciseSite) ask(path, body string) answer {
 	r.t.Helper()
 	a, err := r.try(path, body)
 	if err != nil {
@@ -227,7 +227,7 @@ func (r *rehearsal) ask(path, body string) answer {
 	return a
 }
 
-func (r *rehearsal) try(path, body string) (answer, error) {
+func (r *preciseSite) try(path, body string) (answer, error) {
 	req, err := http.NewRequest(http.MethodPost, r.url+path, strings.NewReader(body))
 	if err != nil {
 		return answer{}, err
@@ -255,7 +255,7 @@ func (r *rehearsal) try(path, body string) (answer, error) {
 }
 
 // exact wants what was predicted to be what the engine reports.
-func (r *rehearsal) exact(what string, a answer) answer {
+func (r *preciseSite) exact(what string, a answer) answer {
 	r.t.Helper()
 	if a.predicted != a.reported || a.reported < 0 {
 		r.t.Errorf("%s: %d cached tokens predicted at %s, %d reported of %d: %.300s", what, a.predicted, a.endpoint, a.reported, a.prompts, a.body)
@@ -264,7 +264,7 @@ func (r *rehearsal) exact(what string, a answer) answer {
 }
 
 // mirror is what the gateway knows of engines.
-func (r *rehearsal) mirror() *kvcache.Mirror {
+func (r *preciseSite) mirror() *kvcache.Mirror {
 	r.p.feeds.mu.Lock()
 	defer r.p.feeds.mu.Unlock()
 	for _, f := range r.p.feeds.all {
@@ -275,7 +275,7 @@ func (r *rehearsal) mirror() *kvcache.Mirror {
 }
 
 // connected is how many publishers are.
-func (r *rehearsal) connected() (n int) {
+func (r *preciseSite) connected() (n int) {
 	r.p.feeds.mu.Lock()
 	defer r.p.feeds.mu.Unlock()
 	for _, f := range r.p.feeds.all {
@@ -292,7 +292,7 @@ func (r *rehearsal) connected() (n int) {
 
 // settle waits until all that engines published is heard: each computes prompts more, until the event of one, which is the last,
 // is known. The first may be published before anybody listens. An engine that is not believed has nothing to wait for.
-func (r *rehearsal) settle(engines ...*simEngine) {
+func (r *preciseSite) settle(engines ...*simEngine) {
 	r.t.Helper()
 	for _, e := range engines {
 		ids, again := r.barrier(e), time.Now().Add(time.Second)
@@ -306,12 +306,12 @@ func (r *rehearsal) settle(engines ...*simEngine) {
 }
 
 // named is the engine of that name.
-func (r *rehearsal) named(name string) *simEngine {
+func (r *preciseSite) named(name string) *simEngine {
 	return r.engines[slices.IndexFunc(r.engines, func(e *simEngine) bool { return e.name == name })]
 }
 
 // barrier has an engine compute a prompt of its own, of one block and a token.
-func (r *rehearsal) barrier(e *simEngine) []uint32 {
+func (r *preciseSite) barrier(e *simEngine) []uint32 {
 	r.t.Helper()
 	r.barriers++
 	ids := make([]uint32, 17)
@@ -331,7 +331,7 @@ func (r *rehearsal) barrier(e *simEngine) []uint32 {
 }
 
 // holds reports whether an engine said that it holds all whole blocks of these tokens.
-func (r *rehearsal) holds(e *simEngine, ids []uint32) bool {
+func (r *preciseSite) holds(e *simEngine, ids []uint32) bool {
 	m := r.mirror()
 	block, cell := m.Sizes(0)
 	if block == 0 {
@@ -353,7 +353,7 @@ func (r *rehearsal) holds(e *simEngine, ids []uint32) bool {
 }
 
 // page is /debug/kvcache.
-func (r *rehearsal) page() observe.CacheView {
+func (r *preciseSite) page() observe.CacheView {
 	r.t.Helper()
 	var v struct{ Caches []observe.CacheView }
 	getJSON(r.t, r.metrics+"/debug/kvcache", &v)
@@ -364,7 +364,7 @@ func (r *rehearsal) page() observe.CacheView {
 }
 
 // known is what the page says of an engine.
-func (r *rehearsal) known(e *simEngine) observe.CacheEndpointView {
+func (r *preciseSite) known(e *simEngine) observe.CacheEndpointView {
 	r.t.Helper()
 	for _, v := range r.page().Endpoints {
 		if v.Address == e.address {
@@ -375,7 +375,7 @@ func (r *rehearsal) known(e *simEngine) observe.CacheEndpointView {
 }
 
 // evidence waits until the page says that of an engine.
-func (r *rehearsal) evidence(e *simEngine, want string) {
+func (r *preciseSite) evidence(e *simEngine, want string) {
 	r.t.Helper()
 	var got observe.CacheEndpointView
 	until(r.t, e.name+" to be known by "+want, func() bool {
@@ -385,7 +385,7 @@ func (r *rehearsal) evidence(e *simEngine, want string) {
 }
 
 // text is a prompt of about that many tokens, which no other has a beginning of.
-func (r *rehearsal) text(tokens int) string {
+func (r *preciseSite) text(tokens int) string {
 	r.requests++
 	return fmt.Sprintf("%04d", r.requests) + strings.Repeat("word", tokens)
 }
@@ -396,7 +396,7 @@ func completion(prompt string, more string) string {
 }
 
 // complete asks for a prompt's completion.
-func (r *rehearsal) complete(prompt string) answer {
+func (r *preciseSite) complete(prompt string) answer {
 	r.t.Helper()
 	return r.ask("/v1/completions", completion(prompt, ""))
 }
@@ -404,11 +404,11 @@ func (r *rehearsal) complete(prompt string) answer {
 // TestPredictedIsReported asks in each dialect, and compares request by request.
 func TestPredictedIsReported(t *testing.T) {
 	t.Parallel()
-	for name, rig := range map[string]func(t *testing.T) *rehearsal{
-		"dialled": func(t *testing.T) *rehearsal {
+	for name, rig := range map[string]func(t *testing.T) *preciseSite{
+		"dialled": func(t *testing.T) *preciseSite {
 			return rehearse(t, preciseConfig(dialling, ""), startEngine(t, "a", nil), startEngine(t, "b", nil), startEngine(t, "c", nil))
 		},
-		"dialling": func(t *testing.T) *rehearsal {
+		"dialling": func(t *testing.T) *preciseSite {
 			central := freeAddress(t)
 			dial := func(o *vllm.Options, _ string) { o.Events.Endpoint, o.Events.ReplayEndpoint = "tcp://"+central, "" }
 			return rehearse(t, preciseConfig(listening(central), ""), startEngine(t, "a", dial), startEngine(t, "b", dial), startEngine(t, "c", dial))
