@@ -33,10 +33,10 @@ const mostBlock = 1 << 14
 // mostCell is the largest cell of a chain, in tokens.
 const mostCell = 16
 
-// How many blocks of one engine are followed: as many as ownBytes each fill the index, so that an engine that tells of ever new ones
-// has less than half of it, and nobody else's are forgotten.
+// How many blocks of one engine are followed: as many as would fill the index with ownBytes each, twice what a block takes, so that
+// an engine that tells of ever new ones does not have all of it, and nobody else's are forgotten.
 const (
-	ownBytes      = 48
+	ownBytes      = 96
 	leastFollowed = 1 << 12
 	mostFollowed  = 1 << 22
 )
