@@ -285,7 +285,7 @@ func (e *Engine) Store(s *Stored) {
 func (e *Engine) store(s *Stored, m *member) {
 	phase := uint16(0)
 	if s.HasParent {
-		state, at, ok := e.find(s.Parent, m)
+		state, at, ok := e.find(s.Parent, m, s.Hashes)
 		if !ok {
 			e.wait(s)
 			return
@@ -335,11 +335,14 @@ func (e *Engine) store(s *Stored, m *member) {
 	}
 }
 
-// find tells the state of the chain at the end of a block, and its phase.
-func (e *Engine) find(hash uint64, m *member) (state uint64, phase uint16, ok bool) {
+// find tells the state of the chain at the end of a block, and its phase. next are the blocks that follow.
+func (e *Engine) find(hash uint64, m *member, next []uint64) (state uint64, phase uint16, ok bool) {
 	x := e.index
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	for _, hash := range next[:min(len(next), batch)] {
+		x.names.touch(hash + e.salt)
+	}
 	s, at, _ := x.names.find(x.names.tag(hash+e.salt), m.owner, 0)
 	if at < 0 {
 		return 0, 0, false
@@ -584,11 +587,8 @@ func (e *Engine) release(m *member, name uint64, tier Tier) bool {
 		told = told || said
 		left = left || before>>lotBits&^(1<<tier) != 0
 	}
-	switch {
-	case !told || !left && r.tag&n.mask == m.owner && m.owner != 0:
+	if !told || !left && r.tag&n.mask == m.owner && m.owner != 0 {
 		n.remove(s, at)
-	case !left:
-		n.lost++ // may be waste, when others have let go as well
 	}
 	return held
 }

@@ -202,6 +202,7 @@ func NewBoundedIndex(bytes int64) *Index {
 type Scratch struct {
 	at      []int32 // slot → position in slots plus one
 	race    []racer // by position
+	round   uint32  // of whose racers are in the race
 	alive   []int32 // positions that are in the race, and some that no longer are
 	left    int     // are in the race
 	touched []int32
@@ -210,10 +211,10 @@ type Scratch struct {
 
 // racer is a candidate as a lookup goes along a prompt.
 type racer struct {
-	from  int32  // the block since which it is of its kind
-	entry uint32 // the last holder that was counted
-	kind  uint8  // none at first
-	in    bool
+	from  int32         // the block since which it is of its kind
+	entry uint32        // the last holder that was counted
+	round uint32        // the scratch's while it is in the race
+	kind  uint8         // none at first
 	count [kinds]uint16 // its holders in the block at hand
 }
 
@@ -233,21 +234,12 @@ func (s *Scratch) prepare(slots []uint32) {
 	}
 	clear(s.at)
 	n := len(slots)
-	if cap(s.race) < n {
-		s.race, s.alive, s.found = make([]racer, n), make([]int32, n), make([]Evidence, n)
+	if len(s.race) < n {
+		s.race, s.alive, s.found = make([]racer, n), make([]int32, 0, n), make([]Evidence, n)
 		s.touched = make([]int32, 0, 4*n)
 	}
-	s.race = s.race[:n]
 	for i, v := range slots {
 		s.at[v] = int32(i + 1)
-	}
-}
-
-// start lets all candidates in.
-func (s *Scratch) start() {
-	s.alive, s.left = s.alive[:len(s.race)], len(s.race)
-	for p := range s.race {
-		s.race[p], s.alive[p] = racer{kind: none, in: true}, int32(p)
 	}
 }
 
@@ -258,14 +250,14 @@ func (s *Scratch) compact() {
 	}
 	kept := s.alive[:0]
 	for _, p := range s.alive {
-		if s.race[p].in {
+		if s.race[p].round == s.round {
 			kept = append(kept, p)
 		}
 	}
 	s.alive = kept
 }
 
-// racer is the candidate that has a holder, and how it holds; nil if none in the race has.
+// racer is the candidate that has a holder, and how it holds; nil if no candidate has.
 func (s *Scratch) racer(e uint32, words []*[pageLen]atomic.Uint64) (r *racer, p int32, kind uint32) {
 	n := e & lotMask
 	w := words[n/pageLen][n%pageLen].Load()
@@ -276,13 +268,32 @@ func (s *Scratch) racer(e uint32, words []*[pageLen]atomic.Uint64) (r *racer, p 
 	if p = s.at[slot] - 1; p < 0 {
 		return nil, 0, 0
 	}
-	if r = &s.race[p]; !r.in {
-		return nil, 0, 0
-	}
-	if w&sureBit == 0 {
+	if r = &s.race[p]; w&sureBit == 0 {
 		return r, p, provisional
 	}
 	return r, p, uint32(bits.TrailingZeros32(e>>lotBits)) & 3
+}
+
+// start lets in who holds a prompt's first block.
+func (s *Scratch) start(here []uint32, words []*[pageLen]atomic.Uint64) {
+	if s.round++; s.round == 0 {
+		clear(s.race)
+		s.round = 1
+	}
+	s.alive = s.alive[:0]
+	for _, e := range here {
+		r, p, k := s.racer(e, words)
+		if r == nil {
+			continue
+		}
+		if r.round != s.round {
+			*r = racer{round: s.round, kind: none}
+			s.alive = append(s.alive, p)
+		}
+		r.count[k]++
+		r.entry = e
+	}
+	s.left = len(s.alive)
 }
 
 // recount counts all holders of a block.
@@ -292,7 +303,7 @@ func (s *Scratch) recount(here []uint32, words []*[pageLen]atomic.Uint64) {
 		s.race[p].count = [kinds]uint16{}
 	}
 	for _, e := range here {
-		if r, _, k := s.racer(e, words); r != nil {
+		if r, _, k := s.racer(e, words); r != nil && r.round == s.round {
 			r.count[k]++
 			r.entry = e
 		}
@@ -309,13 +320,13 @@ func (s *Scratch) step(before, here []uint32, words []*[pageLen]atomic.Uint64) {
 			j++
 		}
 		if i < len(before) && (j == len(here) || before[i] < here[j]) {
-			if r, p, k := s.racer(before[i], words); r != nil {
+			if r, p, k := s.racer(before[i], words); r != nil && r.round == s.round {
 				r.count[k]--
 				s.touched = append(s.touched, p)
 			}
 			i++
 		} else if j < len(here) {
-			if r, p, k := s.racer(here[j], words); r != nil {
+			if r, p, k := s.racer(here[j], words); r != nil && r.round == s.round {
 				r.count[k]++
 				r.entry = here[j]
 				s.touched = append(s.touched, p)
@@ -345,13 +356,13 @@ func (s *Scratch) settle(p int32, i int, found []Evidence) {
 	for k < kinds && r.count[k] == 0 {
 		k++
 	}
-	if k == r.kind && k != none || !r.in {
+	if k == r.kind || r.round != s.round {
 		return
 	}
 	s.credit(p, i, found)
 	r.kind, r.from = k, int32(i)
 	if k == none {
-		r.in = false
+		r.round = 0
 		s.left--
 	}
 }
@@ -431,7 +442,7 @@ func (x *Index) lookOne(keys []uint64, found []Evidence, s *Scratch) {
 	var last uint64
 	var here []uint32
 	counted, epoch := false, uint64(0) // whether the counts are those of here, and when the lots' words were read
-	s.start()
+	s.alive = s.alive[:0]
 	i := 0
 walk:
 	for ; i < len(keys); i++ {
@@ -470,7 +481,10 @@ walk:
 			if here, ok = x.holders(w, &pairs[turn]); ok {
 				dir := *x.words.dir.Load()
 				all, same = true, false
-				switch known := now == epoch && i > 0; {
+				switch known := now == epoch; {
+				case i == 0:
+					s.start(here, dir)
+					counted = true
 				case known && s.left <= few && len(here) > 4*few && !x.parted.Load() && s.still(here):
 					same, counted = true, false
 				case known && counted:
@@ -513,7 +527,7 @@ walk:
 		}
 	}
 	for _, p := range s.alive {
-		if s.race[p].in {
+		if s.race[p].round == s.round {
 			s.credit(p, i, found)
 		}
 	}

@@ -114,7 +114,7 @@ func (l *life) knows(e *told, b *partBook, name uint64) (path string, ok bool, e
 	if m == nil {
 		m = &member{owner: 1 << 20}
 	}
-	state, _, ok := e.find(name, m)
+	state, _, ok := e.find(name, m, nil)
 	path = l.paths[state]
 	if want, told := b.means[name]; told && !l.subset {
 		if k := l.keys(want); l.pair.r.ofPart(b.part)[k[len(k)-1]] != nil && path != want && l.pair.r.ofPart(b.part)[k[len(k)-1]].tiers != 0 {

@@ -102,7 +102,8 @@ func (x *Index) write(key uint64, c change) (before uint32, said bool) {
 	}
 	now, ok := x.encode(list)
 	switch {
-	case r.word.Load()&^recent != old: // eviction met this very block
+	case r.word.Load()&^recent != old, to != 0 && x.words.at(to&lotMask).Load() == 0: // eviction met this very block, or the lot's last
+		x.stats.Refused++
 		if ok {
 			x.release(now)
 		}
