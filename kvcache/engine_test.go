@@ -245,16 +245,25 @@ func TestTokenKeys(t *testing.T) {
 	}
 }
 
-// A chain of any sizes and order of events ends in no state but a sound one.
+// A chain of any sizes and order of events of two engines ends in no state but a sound one, within its budget.
 func FuzzEngine(f *testing.F) {
-	f.Add([]byte{0, 1, 0, 1, 1, 2, 1, 1, 2, 1, 0, 0})
-	f.Fuzz(func(t *testing.T, data []byte) {
-		x := NewIndex()
-		e := NewEngine(x, EngineOptions{Model: "m", BlockTokens: 8, CellTokens: 4, MaxBlocks: 40, MaxWaiting: 100})
+	f.Add(false, []byte{0, 1, 0, 1, 1, 2, 1, 1, 2, 1, 0, 0})
+	f.Add(true, []byte{0, 1, 4, 0, 192, 17, 4, 0, 4, 1, 2, 0, 7, 0, 0, 0, 192, 17, 4, 1, 6, 0, 0, 0})
+	f.Fuzz(func(t *testing.T, tight bool, data []byte) {
+		budget := int64(math.MaxInt64)
+		if tight {
+			budget = 33_000 // a little above what an empty index takes
+		}
+		x := NewBoundedIndex(budget)
+		var engines [2]*Engine
+		for slot := range engines {
+			engines[slot] = NewEngine(x, EngineOptions{Slot: uint32(slot), Model: "m", BlockTokens: 8, CellTokens: 4, MaxBlocks: 40, MaxWaiting: 100})
+		}
 		for c := range slices.Chunk(data, 4) {
 			if len(c) < 4 {
 				break
 			}
+			e := engines[c[3]>>7]
 			tier, rank, group := Tier(c[3]%4), int(c[3]>>2%3), int(c[3]>>4%2)
 			hashes := make([]uint64, c[2]%5)
 			for i := range hashes {
@@ -263,8 +272,12 @@ func FuzzEngine(f *testing.F) {
 			switch c[0] % 8 {
 			default:
 				size := []int{4, 8, 12, 0, 3}[c[0]>>3%5]
+				tokens := make([]uint32, len(hashes)*size)
+				for i := range tokens {
+					tokens[i] = uint32(c[2] >> 6)
+				}
 				e.Store(&Stored{
-					Hashes: hashes, Parent: uint64(c[1]>>4) % 16, HasParent: c[0]&128 != 0, Tokens: make([]uint32, len(hashes)*size),
+					Hashes: hashes, Parent: uint64(c[1]>>4) % 16, HasParent: c[0]&128 != 0, Tokens: tokens,
 					BlockTokens: size, Tier: tier, Rank: rank, Group: group, Kind: []string{"", "full_attention", "sliding_window"}[c[2]%3],
 				})
 			case 4, 5:
@@ -272,16 +285,19 @@ func FuzzEngine(f *testing.F) {
 			case 6:
 				e.Clear(rank)
 			case 7:
-				e.Gap(1, Forever)
+				e.Gap(1, x.now.Load()+int64(c[1]%8))
+				x.Advance(x.now.Load() + int64(c[2]%3))
 			}
 			if err := x.check(); err != nil {
 				t.Fatal(err)
 			}
-			if e.waitsFor > 100 || x.Holdings(0).Confirmed() > 44 {
-				t.Fatalf("%d tokens wait and %d blocks are followed", e.waitsFor, x.Holdings(0).Confirmed())
+			if e.waitsFor > 100 || x.sureOf(e.o.Slot) > 44 || x.Bytes() > budget {
+				t.Fatalf("%d tokens wait, %d blocks are followed, %d bytes", e.waitsFor, x.sureOf(e.o.Slot), x.Bytes())
 			}
 		}
-		e.Close()
+		for _, e := range engines {
+			e.Close()
+		}
 		if x.Len() != 0 {
 			t.Fatalf("%d blocks after the end", x.Len())
 		}

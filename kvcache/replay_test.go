@@ -7,7 +7,6 @@ import (
 	"compress/gzip"
 	"container/list"
 	"encoding/json"
-	"fmt"
 	"os"
 	"slices"
 	"testing"
@@ -205,6 +204,6 @@ func BenchmarkReplay(b *testing.B) {
 	b.ReportMetric(float64(r.events)/float64(n), "events/op")
 	b.ReportMetric(float64(s.Bytes)/float64(s.Blocks), "B/block")
 	if s.Evicted > 0 || s.Refused > 0 {
-		b.Error(fmt.Sprintf("%+v", s))
+		b.Errorf("%+v", s)
 	}
 }
