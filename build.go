@@ -39,12 +39,13 @@ func options(namespace string) config.Options {
 
 // site is what runs: the store, the gateway, and what the configuration last said.
 type site struct {
-	store *fleet.Store
-	names *dns.Names // stand before the store
-	gw    *gateway.Gateway
-	log   *slog.Logger
-	plans scrape.Plans // what is polled of the pools' endpoints
-	feeds feeds        // what engines publish of their caches
+	store  *fleet.Store
+	names  *dns.Names // stand before the store
+	gw     *gateway.Gateway
+	log    *slog.Logger
+	plans  scrape.Plans // what is polled of the pools' endpoints
+	feeds  feeds        // what engines publish of their caches
+	models models       // tokenizers
 
 	lanes   map[fleet.ID]lane
 	sources map[string]bool // endpoint files

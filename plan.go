@@ -30,11 +30,13 @@ type planner struct {
 	built map[string]any
 	from  strings.Builder
 	timed func(point, kind, name string) func(time.Duration)
+	// models are the tokenizers that are open; nil opens each anew.
+	models *models
 }
 
 // buildLane makes what serves a pool from its EndpointPickerConfig.
 func (s *site) buildLane(pool fleet.ID, p *config.Picker) (lane, error) {
-	b := &planner{built: map[string]any{}, timed: s.gw.Observer.Plugin}
+	b := &planner{built: map[string]any{}, timed: s.gw.Observer.Plugin, models: &s.models}
 	plan := &sched.Plan{}
 	err := b.plan(p, plan)
 	if err != nil {

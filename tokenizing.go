@@ -3,15 +3,76 @@
 package penstock
 
 import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
 	"github.com/penstock-project/penstock/sched"
 	"github.com/penstock-project/penstock/sched/policy"
 	"github.com/penstock-project/penstock/sim/vllm"
+	"github.com/penstock-project/penstock/tokens"
 )
+
+// models are the tokenizers that configurations name, kept while their files are as they were: to read one takes a moment.
+type models struct {
+	mu   sync.Mutex
+	open map[string]openModel
+}
+
+type openModel struct {
+	*tokens.Model
+	stamp string
+}
+
+// get opens a model's folder, unless it is open.
+func (m *models) get(path string) (*tokens.Model, string, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	stamp := stampOf(path)
+	if o, ok := m.open[path]; ok && o.stamp == stamp {
+		return o.Model, stamp, nil
+	}
+	model, err := tokens.Open(path)
+	if err != nil {
+		return nil, "", err
+	}
+	if m.open == nil {
+		m.open = map[string]openModel{}
+	}
+	m.open[path] = openModel{model, stamp}
+	return model, stamp, nil
+}
+
+// stampOf changes when a model's files do.
+func stampOf(path string) string {
+	stamp := ""
+	for _, name := range []string{"", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json", "special_tokens_map.json"} {
+		if info, err := os.Stat(filepath.Join(path, name)); err == nil && !info.IsDir() {
+			stamp += fmt.Sprintf("%s %d %s;", name, info.Size(), info.ModTime().Format(time.RFC3339Nano))
+		}
+	}
+	return stamp
+}
 
 // tokenizer gives a token-producer what reads prompts for it.
 func (b *planner) tokenizer(p *policy.TokenProducer) error {
-	if p.Simulated {
+	switch {
+	case p.Simulated:
 		p.Use("simulated", simulatedTokens{})
+	case p.Local != nil:
+		open := b.models
+		if open == nil {
+			open = &models{}
+		}
+		m, stamp, err := open.get(p.Local.Path)
+		if err != nil {
+			return fmt.Errorf("local.path: %w", err)
+		}
+		fmt.Fprintln(&b.from, stamp)
+		p.Use("local", &localTokens{model: m})
 	}
 	return nil
 }
@@ -22,7 +83,36 @@ type simulatedTokens struct{}
 // Tokenize implements [policy.Tokenizing].
 func (simulatedTokens) Tokenize(c *sched.Cycle, body []byte) (err error) {
 	if c.Prompts.IDs, c.Prompts.Starts, err = vllm.Tokenize(c.API, body, c.Prompts.IDs, c.Prompts.Starts); err != nil {
-		return &policy.Untold{Why: "refused", Err: err}
+		return &policy.Untold{Why: "body", Err: err}
 	}
 	return nil
+}
+
+// localTokens reads prompts with the model's own tokenizer and chat template.
+type localTokens struct {
+	model *tokens.Model
+}
+
+// Tokenize implements [policy.Tokenizing].
+func (t *localTokens) Tokenize(c *sched.Cycle, body []byte) error {
+	p := tokens.Prompts{IDs: c.Prompts.IDs[:0], Starts: c.Prompts.Starts[:0]}
+	err := t.model.Read(c.API, body, &p)
+	c.Prompts.IDs, c.Prompts.Starts = p.IDs, p.Starts
+	return untold(err)
+}
+
+// untold says in a word why a tokenizer did not tell.
+func untold(err error) error {
+	if err == nil {
+		return nil
+	}
+	for _, k := range []struct {
+		is  error
+		why string
+	}{{tokens.ErrMedia, "media"}, {tokens.ErrUnsupported, "unsupported"}, {tokens.ErrTemplate, "template"}, {tokens.ErrBody, "body"}} {
+		if errors.Is(err, k.is) {
+			return &policy.Untold{Why: k.why, Err: err}
+		}
+	}
+	return &policy.Untold{Why: "error", Err: err}
 }
