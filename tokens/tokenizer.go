@@ -87,10 +87,7 @@ func readTokenizer(data []byte, c *config) (*tokenizer, error) {
 	if err := json.Unmarshal(data, &j); err != nil {
 		return nil, err
 	}
-	if c.rebuilt() {
-		j.Normalizer = nil
-		j.PreTokenizer = json.RawMessage(`{"type":"Metaspace","replacement":"▁","split":false,"prepend_scheme":"` + c.scheme() + `"}`)
-	}
+	c.remake(&j)
 	t := &tokenizer{added: map[string]uint32{}}
 	var err error
 	if t.normalizers, err = readNormalizers(nil, j.Normalizer, 0); err != nil {

@@ -204,18 +204,6 @@ func readConfig(folder string) (*config, error) {
 	return c, nil
 }
 
-// wrongClass are the models whose tokenizer_class transformers does not believe: it takes tokenizer.json as it is.
-var wrongClass = map[string]bool{"arctic": true, "chameleon": true, "deepseek_v2": true, "deepseek_v3": true, "deepseek_v32": true,
-	"deepseek_v4": true, "deepseek_vl": true, "deepseek_vl_v2": true, "internlm2": true, "jamba": true, "janus": true, "llava": true,
-	"llava_next": true, "minicpm3": true, "minicpmv": true, "minimax_m2": true, "molmo": true, "nemotron": true, "phi3": true,
-	"phi3_v": true, "phimoe": true, "step3p5": true, "step3_vl": true, "vipllava": true}
-
-// rebuilt reports whether transformers makes the tokenizer of vocabulary and merges alone, with its own pre-tokenizer: the
-// LlamaTokenizer of version 5 differs from most files in where it puts the first space.
-func (c *config) rebuilt() bool {
-	return (c.Class == "LlamaTokenizer" || c.Class == "LlamaTokenizerFast") && !wrongClass[c.modelType]
-}
-
 func (c *config) scheme() string {
 	switch {
 	case !truth(c.AddPrefixSpace, true):
