@@ -3,10 +3,12 @@
 package penstock
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -73,6 +75,9 @@ func (b *planner) tokenizer(p *policy.TokenProducer) error {
 		}
 		fmt.Fprintln(&b.from, stamp)
 		p.Use("local", &localTokens{model: m})
+	case p.VLLM != nil:
+		url, timeout := p.VLLM.Options()
+		p.Use("vllm", remoteTokens{tokens.NewRemote(url, tokens.RemoteOptions{Timeout: timeout[0], MediaTimeout: timeout[1], Model: p.ModelName})})
 	}
 	return nil
 }
@@ -101,6 +106,28 @@ func (t *localTokens) Tokenize(c *sched.Cycle, body []byte) error {
 	return untold(err)
 }
 
+// remoteTokens asks a vLLM server for them.
+type remoteTokens struct{ *tokens.Remote }
+
+// Tokenize implements [policy.Tokenizing].
+func (t remoteTokens) Tokenize(c *sched.Cycle, body []byte) error {
+	ctx := c.Context
+	if ctx == nil {
+		ctx = context.Background()
+	}
+	p := tokens.Prompts{IDs: c.Prompts.IDs[:0], Starts: c.Prompts.Starts[:0]}
+	err := t.Read(ctx, c.API, body, &p)
+	c.Prompts.IDs, c.Prompts.Starts = p.IDs, p.Starts
+	if err != nil {
+		return untold(err)
+	}
+	for _, m := range p.Media {
+		c.Prompts.Media = append(c.Prompts.Media, sched.MediaTokens{At: int(p.Starts[m.Prompt] + m.At), Len: int(m.Len), Hash: m.Hash})
+	}
+	slices.SortFunc(c.Prompts.Media, func(a, b sched.MediaTokens) int { return a.At - b.At })
+	return nil
+}
+
 // untold says in a word why a tokenizer did not tell.
 func untold(err error) error {
 	if err == nil {
@@ -109,7 +136,7 @@ func untold(err error) error {
 	for _, k := range []struct {
 		is  error
 		why string
-	}{{tokens.ErrMedia, "media"}, {tokens.ErrUnsupported, "unsupported"}, {tokens.ErrTemplate, "template"}, {tokens.ErrBody, "body"}} {
+	}{{tokens.ErrMedia, "media"}, {tokens.ErrUnsupported, "unsupported"}, {tokens.ErrTemplate, "template"}, {tokens.ErrBody, "body"}, {tokens.ErrService, "service"}} {
 		if errors.Is(err, k.is) {
 			return &policy.Untold{Why: k.why, Err: err}
 		}

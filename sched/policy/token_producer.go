@@ -3,6 +3,7 @@
 package policy
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"sync"
@@ -19,7 +20,7 @@ import (
 // as one token, token ids as themselves, and an image, sound or video as many as estimate.image says. A step down is counted in
 // penstock_tokenizer_requests_total. At most one of the four tokenizers is given.
 type TokenProducer struct {
-	// ModelName is the model that the render service is asked for, if not the request's.
+	// ModelName is the model that the vLLM server is asked for, if not the request's.
 	ModelName string `json:"modelName"`
 	// VLLM is a vLLM server that renders prompts into tokens.
 	VLLM *RenderService `json:"vllm"`
@@ -66,9 +67,18 @@ func (p *TokenProducer) Tokens() *TokenProducer { return p }
 type RenderService struct {
 	// URL is its address, http://localhost:8000 when left out.
 	URL string `json:"url"`
-	// Timeout bounds a call, MMTimeout one with media; such as 5s.
-	Timeout   string `json:"timeout"`
+	// Timeout bounds a call, such as 5s, which it is when left out.
+	Timeout string `json:"timeout"`
+	// MMTimeout bounds one with media; 30s when left out.
 	MMTimeout string `json:"mmTimeout"`
+}
+
+// Options are the server's address, and how long a call may take: without media, and with.
+func (s *RenderService) Options() (url string, timeouts [2]time.Duration) {
+	for i, t := range [2]string{s.Timeout, s.MMTimeout} {
+		timeouts[i], _ = time.ParseDuration(t) // which Validate did; 0 takes the usual
+	}
+	return cmp.Or(s.URL, "http://localhost:8000"), timeouts
 }
 
 // TokenizerService is a tokenizer behind gRPC.
