@@ -37,6 +37,7 @@ func commands() []command {
 		{"explain", "what a plugin does, and its parameters", explain},
 		{"bench", "load on any OpenAI-compatible server, and what it is like", benchCommand},
 		{"sim run", "a policy on work and a fleet, in virtual time", simRun},
+		{"sim replay", "recorded decisions, decided again by other policies", simReplay},
 		{"sim kinds", "the kinds of engines that a fleet can be made of", simKinds},
 		{"sim engine", "a vLLM-compatible engine without a GPU", vllm.Command},
 		{"version", "print the version", version},
