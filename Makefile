@@ -2,7 +2,7 @@
 # `make` is what a change must pass, `make help` lists the rest. Only `make e2e` needs more than
 # Go, git and make, and it installs what it needs.
 .DEFAULT_GOAL := all
-.PHONY: all build dev test lint modules e2e flow-report bench golden fuzz cover clean help
+.PHONY: all build dev test plain lint modules e2e flow-report bench golden fuzz cover clean help
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 COUNT       ?= 6
@@ -27,6 +27,9 @@ dev: ## a gateway, simulated engines and metrics on this machine
 test: lint ## the quick tier: lint, unit tests and scripts, with the race detector
 	@test -n '$(RACE)' || echo 'no C compiler: testing without the race detector'
 	go test $(RACE) -shuffle=on -timeout=15m ./...
+
+plain: ## what the race detector distorts: allocations, memory, long random lives
+	go test -timeout=15m $(sort $(dir $(shell find . -name norace_test.go -printf '%h/ ')))
 
 lint: modules ## gofmt, go vet, staticcheck, in both modules
 	@unformatted=$$(gofmt -l .); test -z "$$unformatted" || { echo "run gofmt -w $$unformatted"; exit 1; }

@@ -17,7 +17,7 @@ import (
 
 // How far the random tests go, and where; millions are run by hand.
 var (
-	steps = flag.Int("steps", 36_000, "random steps to take")
+	steps = flag.Int("steps", map[bool]int{false: 36_000, true: 3_000}[raceEnabled], "random steps to take") // one goroutine takes them
 	seed  = flag.Uint64("seed", 1, "of the random steps")
 )
 
@@ -495,6 +495,9 @@ func TestBudget(t *testing.T) {
 // of its engine's names, where engines name blocks alike and where each names them in its own way. The books agree with
 // the allocator.
 func TestBytesPerBlock(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector's own memory counts, too: make plain runs this")
+	}
 	const blocks, chain, engines = 1 << 18, 64, 4
 	heap := func() float64 {
 		runtime.GC()

@@ -423,7 +423,7 @@ func TestLivesWithinBudget(t *testing.T) {
 				}
 			}
 			s := x.Stats()
-			if s.Evicted == 0 || s.Bytes < budget/2 {
+			if !raceEnabled && (s.Evicted == 0 || s.Bytes < budget/2) { // it takes all the steps to get there
 				t.Errorf("got %+v, want evictions and most of the budget in use", s)
 			}
 			t.Logf("%+v", s)

@@ -160,7 +160,11 @@ func (r *replay) serve(c *cache, ids []uint32) {
 // What an index tells of the requests of a day of conversations is what each engine holds, block for block.
 func TestReplay(t *testing.T) {
 	r := newReplay(NewBoundedIndex(1<<26), 40, 60)
-	for n, ids := range asks(t)[:1000] {
+	requests := 1000
+	if raceEnabled {
+		requests = 100
+	}
+	for n, ids := range asks(t)[:requests] {
 		if len(ids) > 60 {
 			continue
 		}
