@@ -40,13 +40,15 @@ lint: modules ## gofmt, go vet, staticcheck, in both modules
 modules: ## download Go modules, trying again when the network fails
 	@scripts/modules.sh $(STATICCHECK)
 
-e2e: build ## the real parts: SDKs, Envoy, Prometheus, Chromium, libzmq, vLLM, against bin/penstock
+e2e: build ## the real parts: SDKs, Envoy, Prometheus, Chromium, libzmq, tokenizers, vLLM, against bin/penstock
 	scripts/install-envoy.sh
 	scripts/install-prometheus.sh
 	scripts/install-chromium.sh
 	scripts/install-sdks.sh
 	scripts/install-vllm.sh
 	PENSTOCK_ZMQ_PYTHON=$$(scripts/install-zmq.sh)/venv/bin/python go test -count=1 -run=Libzmq ./source/kvevents
+	PENSTOCK_TOKENIZERS_PYTHON=$$(scripts/install-tokenizers.sh)/venv/bin/python PENSTOCK_VLLM_PYTHON=$$(scripts/install-vllm.sh)/venv/bin/python \
+		go test -count=1 -timeout=40m -run=Parity ./tokens
 	cd e2e && go test -count=1 -p=1 -timeout=60m ./...
 
 flow-report: build ## docs/guide/flow-control-report.md, by loads of FLOWTIME each on simulated engines

@@ -161,11 +161,16 @@ func newFormat(src string) (*format, error) {
 	for _, role := range []string{"system", "user", "system", "user"} {
 		probe.items = append(probe.items, makeDict("role", role, "content", "t"))
 	}
+	// vLLM finds out with a bare Jinja, so that a template which uses more than that has its system messages put together, too.
+	walk(t.body, func(n any, _ bool) {
+		_, tag := n.(*sScope)
+		f.systemFirst = f.systemFirst || tag
+	})
 	var out strings.Builder
 	vars := &scope{}
 	vars.set("messages", probe)
 	vars.set("add_generation_prompt", false)
-	f.systemFirst = t.execute(&out, vars, time.Now) != nil
+	f.systemFirst = f.systemFirst || t.execute(&out, vars, nil) != nil
 	return f, nil
 }
 

@@ -344,6 +344,9 @@ var (
 	globalVals  []any
 )
 
+// ofTransformers is how many of the globals, the first, are not Jinja's own.
+const ofTransformers = 2
+
 // The catalogues are filled here, for what is in them refers to them.
 func init() {
 	simple := func(f func(string) string) method {
@@ -510,6 +513,13 @@ func init() {
 		name string
 		v    any
 	}{
+		{"raise_exception", function(func(r *render, pos []any, named *dict) any {
+			fail("%s", r.str(arg(pos, named, 0, "message")))
+			return nil
+		})},
+		{"strftime_now", function(func(r *render, pos []any, named *dict) any {
+			return strftime(r.now(), text(arg(pos, named, 0, "format")))
+		})},
 		{"range", function(func(r *render, pos []any, _ *dict) any {
 			from, to, step := 0, 0, 1
 			switch len(pos) {
@@ -580,13 +590,6 @@ func init() {
 				}
 			}
 			return ns
-		})},
-		{"raise_exception", function(func(r *render, pos []any, named *dict) any {
-			fail("%s", r.str(arg(pos, named, 0, "message")))
-			return nil
-		})},
-		{"strftime_now", function(func(r *render, pos []any, named *dict) any {
-			return strftime(r.now(), text(arg(pos, named, 0, "format")))
 		})},
 		{"joiner", function(func(r *render, pos []any, named *dict) any {
 			sep, used := ", ", false

@@ -12,8 +12,9 @@ import (
 
 // template is a chat template, compiled once. It is safe for concurrent use.
 type template struct {
-	body []stmt
-	src  string
+	body  []stmt
+	src   string
+	steps int // what a rendering may take
 }
 
 func newTemplate(src string) (*template, error) {
@@ -21,14 +22,14 @@ func newTemplate(src string) (*template, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &template{body, src}, nil
+	return &template{body, src, maxSteps}, nil
 }
 
 // What one rendering may cost, so that no template and no body hangs the process or eats its memory.
 const (
-	maxSteps  = 20_000_000
-	maxMade   = 512 << 20 // bytes of all the texts and lists made on the way
-	maxOutput = 64 << 20
+	maxSteps  = 5_000_000
+	maxMade   = 256 << 20 // bytes of all the texts and lists made on the way
+	maxOutput = 32 << 20
 	maxCalls  = 60 // macros within macros
 )
 
@@ -36,10 +37,10 @@ const (
 type render struct {
 	out   *strings.Builder
 	steps int
-	made_ int
+	limit int // of steps
+	bytes int // made on the way
 	calls int
 	now   func() time.Time
-	root  *scope
 }
 
 // scope is the names that are known in one place, and where to look for others.
@@ -133,13 +134,13 @@ func (l *loop) attr(r *render, name string) *any {
 }
 
 func (r *render) step(n int) {
-	if r.steps += n; r.steps > maxSteps {
-		fail("the template takes more than %d steps", maxSteps)
+	if r.steps += n; r.steps > r.limit {
+		fail("the template takes more than %d steps", r.limit)
 	}
 }
 
 func (r *render) charge(n int) {
-	if r.made_ += n; r.made_ > maxMade {
+	if r.bytes += n; r.bytes > maxMade {
 		fail("the template makes more than %d bytes", maxMade)
 	}
 }
@@ -158,9 +159,9 @@ const (
 	continued
 )
 
-// execute renders the template with the variables.
+// execute renders the template with the variables. Without a clock it has what Jinja has and nothing of transformers.
 func (t *template) execute(out *strings.Builder, vars *scope, now func() time.Time) (err error) {
-	r := &render{out: out, now: now}
+	r := &render{out: out, now: now, limit: t.steps}
 	defer func() {
 		if e := recover(); e != nil {
 			te, ok := e.(*templateError)
@@ -170,8 +171,10 @@ func (t *template) execute(out *strings.Builder, vars *scope, now func() time.Ti
 			err = errors.New(te.what)
 		}
 	}()
-	r.root = &scope{names: globalNames, vals: globalVals}
-	vars.up = r.root
+	vars.up = &scope{names: globalNames, vals: globalVals}
+	if now == nil {
+		vars.up = &scope{names: globalNames[ofTransformers:], vals: globalVals[ofTransformers:]}
+	}
 	r.run(t.body, vars)
 	return nil
 }

@@ -450,21 +450,50 @@ func (m *charsmap) normalize(s string) string {
 	return b.String()
 }
 
-// grapheme returns the length of what a reader takes for one character, near enough: a character with its marks and joiners.
+// grapheme returns the length of the extended grapheme cluster that s begins with, right for those of less than six bytes,
+// which are all that the table is asked about as a whole.
 func grapheme(s string) int {
-	_, n := utf8.DecodeRuneInString(s)
-	if s[0] == '\r' && len(s) > 1 && s[1] == '\n' {
+	if strings.HasPrefix(s, "\r\n") {
 		return 2
 	}
-	if s[0] < 0x20 {
+	r, n := utf8.DecodeRuneInString(s)
+	if prepends(r) && n < len(s) {
+		if next, w := utf8.DecodeRuneInString(s[n:]); !breaks(next) {
+			r = next
+			n += w
+		}
+	}
+	if breaks(r) {
 		return n
 	}
 	for n < len(s) {
 		r, w := utf8.DecodeRuneInString(s[n:])
-		if c := classOf(r) & maskCat; !(c >= catMn && c <= catMe || r == 0x200d || r == 0x200c || unicode.Is(unicode.Variation_Selector, r)) {
+		if !extends(r) {
 			break
 		}
 		n += w
 	}
 	return n
+}
+
+// breaks reports a control character, on both sides of which a cluster ends.
+func breaks(r rune) bool {
+	c := categoryNames[classOf(r)&maskCat]
+	return (c == "Cc" || c == "Cf" || c == "Zl" || c == "Zp") && r != 0x200c && r != 0x200d && !prepends(r) && (r < 0xe0020 || r > 0xe007f)
+}
+
+func prepends(r rune) bool {
+	return r >= 0x600 && r <= 0x605 || r == 0x6dd || r == 0x70f || r == 0x890 || r == 0x891 || r == 0x8e2 || r == 0xd4e || r == 0x110bd || r == 0x110cd
+}
+
+func extends(r rune) bool {
+	switch {
+	case r == 0x200c || r == 0x200d || r == 0xff9e || r == 0xff9f || r == 0xe33 || r == 0xeb3 || r >= 0x1f3fb && r <= 0x1f3ff || r >= 0xe0020 && r <= 0xe007f:
+		return true
+	case r == 0x102b || r == 0x102c || r == 0x1038 || r >= 0x1062 && r <= 0x1064 || r >= 0x1067 && r <= 0x106d || r == 0x1083 ||
+		r >= 0x1087 && r <= 0x108c || r == 0x108f || r >= 0x109a && r <= 0x109c || r == 0x1a61 || r == 0x1a63 || r == 0x1a64 || r == 0xaa7b || r == 0xaa7d:
+		return false // spacing marks that stand by themselves
+	}
+	c := classOf(r) & maskCat
+	return c >= catMn && c <= catMe
 }

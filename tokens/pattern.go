@@ -101,7 +101,8 @@ func (s *runeSet) share(bits []uint64) {
 		page := [4]uint64(bits[4*i:])
 		p := same[page]
 		if p == nil {
-			p = &page
+			p = new([4]uint64)
+			*p = page
 			same[page] = p
 		}
 		s.pages[i] = p
@@ -355,6 +356,9 @@ func compile(expr string) (*pattern, error) {
 		alts = n.subs
 	}
 	for i, alt := range alts {
+		if len(c.p.prog) > maxProgram {
+			return nil, fmt.Errorf("pattern %.100q: it is too large", expr)
+		}
 		c.p.alts = append(c.p.alts, len(c.p.prog))
 		c.emit(alt)
 		c.add(instr{op: opMatch})
@@ -363,6 +367,9 @@ func compile(expr string) (*pattern, error) {
 				c.p.first[b] |= 1 << min(i, 63)
 			}
 		}
+	}
+	if len(c.p.prog) > maxProgram {
+		return nil, fmt.Errorf("pattern %.100q: it is too large", expr)
 	}
 	return c.p, nil
 }
@@ -399,10 +406,16 @@ type compiler struct {
 	p     *pattern
 }
 
-const maxRepeat = 1000
+// What a pattern may be: repetitions within repetitions multiply.
+const (
+	maxRepeat  = 1000
+	maxProgram = 20000
+)
 
 func (c *compiler) add(in instr) int {
-	c.p.prog = append(c.p.prog, in)
+	if len(c.p.prog) < maxProgram+1 {
+		c.p.prog = append(c.p.prog, in)
+	}
 	return len(c.p.prog) - 1
 }
 
@@ -786,6 +799,9 @@ func (c *compiler) class(depth int) (func(rune) bool, error) {
 }
 
 func (c *compiler) emit(n *node) {
+	if len(c.p.prog) > maxProgram {
+		return
+	}
 	switch n.kind {
 	case nSet:
 		c.add(instr{op: opSet, set: n.set})

@@ -214,8 +214,12 @@ func (c *config) scheme() string {
 	return "first"
 }
 
-// more adds to a file's added tokens those that the folder's other files name.
+// more adds to a file's added tokens those that the folder's other files name. A class that makes the tokenizer anew knows
+// only the latter, if there are any.
 func (c *config) more(list []addedToken) []addedToken {
+	if len(c.Added) > 0 && (c.rebuilt() || (c.Class == "Qwen2Tokenizer" || c.Class == "Qwen2TokenizerFast") && !wrongClass[c.modelType]) {
+		list = nil
+	}
 	known := map[string]bool{}
 	for _, a := range list {
 		known[a.Content] = true

@@ -6,7 +6,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
+	"strconv"
+	"strings"
 	"unicode/utf8"
 )
 
@@ -34,7 +37,36 @@ type scored struct {
 
 // UnmarshalJSON reads ["token", score].
 func (s *scored) UnmarshalJSON(b []byte) error {
-	return json.Unmarshal(b, &[]any{&s.token, &s.score})
+	var score json.Number
+	if err := json.Unmarshal(b, &[]any{&s.token, &score}); err != nil {
+		return err
+	}
+	s.score = serdeFloat(string(score))
+	return nil
+}
+
+// serdeFloat reads a number as tokenizers does, whose JSON reader takes the digits for a whole number and scales that: the
+// last bit may differ from the nearest float, and with it which of two ways of equal score is taken.
+func serdeFloat(s string) float64 {
+	digits, exp, _ := strings.Cut(strings.ToLower(s), "e")
+	digits, neg := strings.CutPrefix(digits, "-")
+	whole, frac, _ := strings.Cut(digits, ".")
+	e, _ := strconv.Atoi(exp)
+	n, err := strconv.ParseUint(whole+frac, 10, 64)
+	if e -= len(frac); err != nil || e < -308 || e > 308 {
+		f, _ := strconv.ParseFloat(s, 64)
+		return f
+	}
+	f := float64(n)
+	if e < 0 {
+		f /= math.Pow10(-e)
+	} else {
+		f *= math.Pow10(e)
+	}
+	if neg {
+		f = -f
+	}
+	return f
 }
 
 // unkPenalty is how much worse than the worst token a character is that no token holds.

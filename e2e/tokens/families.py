@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Makes a tokenizer of each family, trained on the spot with the settings that the family is known by, and encodes the
 # same texts with each: families.py FOLDER [TEXTS]. Beside them, vocabularies that ship with mistral-common, converted as
-# transformers does it. FOLDER gets texts.json, and NAME/tokenizer.json and NAME/ids.json per family: for each text the ids
-# without special tokens, and with.
+# transformers does it, and folders whose config files transformers heeds. FOLDER gets texts.json, and NAME/tokenizer.json and
+# NAME/ids.json per family: for each text the ids without special tokens, and with. families.py small FILE makes what
+# package tokens keeps in its testdata.
 import glob
 import json
 import os
@@ -222,12 +223,13 @@ def families(corpus):
     t.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     t.train_from_iterator(corpus, trainers.WordPieceTrainer(vocab_size=1500, limit_alphabet=300, show_progress=False, special_tokens=["[UNK]"]))
     yield "bert_cased", t
-    for name, norm, kw in [("unigram", normalizers.NFKC(), {}), ("unigram_strip", normalizers.Sequence([
-            normalizers.Nmt(), normalizers.NFKD(), normalizers.StripAccents(), normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip()]), {})]:
+    for name, norm in [("unigram", normalizers.NFKC()), ("unigram_strip", normalizers.Sequence([
+            normalizers.Nmt(), normalizers.NFKD(), normalizers.StripAccents(), normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip()]))]:
         t = Tokenizer(models.Unigram())
         t.normalizer = norm
         t.pre_tokenizer = pre_tokenizers.Metaspace()
-        t.train_from_iterator(corpus, trainers.UnigramTrainer(vocab_size=1500, unk_token="<unk>", special_tokens=["<unk>", "<s>", "</s>"], show_progress=False))
+        t.train_from_iterator(SENTENCES + CODE[:2000], trainers.UnigramTrainer(
+            vocab_size=3000, unk_token="<unk>", special_tokens=["<unk>", "<s>", "</s>"], show_progress=False))
         t.post_processor = processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 2)])
         yield name, t
     yield "splits", bpe(pre_tokenizers.Sequence([split(r"\s", "merged_with_next"), split("[,.]", "merged_with_previous"), split("[0-9]", "contiguous"),
@@ -235,37 +237,125 @@ def families(corpus):
                         alphabet=False, unk_token="<unk>", special=["<unk>"], corpus=corpus)
 
 
+def sentencepiece_unigram(folder):
+    """A sentencepiece model with its usual normalization, as transformers converts it."""
+    import sentencepiece
+    from sentencepiece import sentencepiece_model_pb2
+    text = os.path.join(folder, "sentences.txt")
+    with open(text, "w") as f:
+        f.write("\n".join((SENTENCES + CODE[:3000]) * 2))
+    sentencepiece.SentencePieceTrainer.train(input=text, model_prefix=os.path.join(folder, "spm"), vocab_size=2500, character_coverage=1.0,
+                                             byte_fallback=True, normalization_rule_name="nmt_nfkc", minloglevel=9)
+    m = sentencepiece_model_pb2.ModelProto()
+    with open(os.path.join(folder, "spm.model"), "rb") as f:
+        m.ParseFromString(f.read())
+    t = Tokenizer(models.Unigram([(p.piece, p.score) for p in m.pieces], m.trainer_spec.unk_id, True))
+    t.normalizer = normalizers.Sequence([normalizers.Precompiled(m.normalizer_spec.precompiled_charsmap), normalizers.Replace(Regex(" {2,}"), "▁")])
+    t.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    t.add_special_tokens(["<s>", "</s>"])
+    return t
+
+
 def shipped():
     """Vocabularies that packages carry, as transformers converts them."""
     import mistral_common
-    from transformers import LlamaTokenizer
+    from transformers.convert_slow_tokenizer import SentencePieceExtractor
     from transformers.integrations.mistral.tokenizer import MistralConverter
     data = os.path.join(os.path.dirname(mistral_common.__file__), "data")
     yield "tekken", MistralConverter(os.path.join(data, "tekken_240911.json")).converted()
+    kw = SentencePieceExtractor(os.path.join(data, "mistral_instruct_tokenizer_240323.model.v3")).extract(models.BPE)
+    vocab = kw["vocab"] if isinstance(kw["vocab"], dict) else {p[0]: i for i, p in enumerate(kw["vocab"])}
+    t = Tokenizer(models.BPE(vocab=vocab, merges=kw["merges"], fuse_unk=True, byte_fallback=True, unk_token="<unk>"))
+    t.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    t.add_special_tokens([x for x in ("<unk>", "<s>", "</s>", "[INST]", "[/INST]") if x in vocab])
+    t.post_processor = processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", vocab["<s>"])])
+    yield "mistral_v3", t
+
+
+def folders(corpus):
+    """Folders as on the hub, whose other files change what tokenizer.json says: NAME, tokenizer, files."""
+    meta = dict(special=["<unk>", "<s>", "</s>"], corpus=corpus, alphabet=False, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    t = bpe(pre_tokenizers.Metaspace(), post=template("<s> $A", "<s>"), **meta)
+    t.pre_tokenizer = None
+    t.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    base = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True}
+    llama = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8, "num_attention_heads": 1, "num_hidden_layers": 1}
+    yield "llama_first", t, {"tokenizer_config.json": {"tokenizer_class": "LlamaTokenizer", "legacy": False, **base}, "config.json": llama}
+    yield "llama_legacy", t, {"tokenizer_config.json": {"tokenizer_class": "LlamaTokenizerFast", "legacy": True, **base}, "config.json": llama}
+    yield "llama_fast", t, {"tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", **base}, "config.json": llama}
+    yield "phi3_class", t, {"tokenizer_config.json": {"tokenizer_class": "LlamaTokenizer", "legacy": False, **base}, "config.json": {**llama, "model_type": "phi3"}}
+    q = bpe(byte_level(split(GPT4 % "")), norm=normalizers.NFC(), special=["<|endoftext|>", "<|im_start|>", "<|im_end|>"], corpus=corpus,
+            post=lambda t: processors.ByteLevel(trim_offsets=False))
+    added = {"2003": {"content": "<think>", "lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": False},
+             "2004": {"content": "<mask>", "lstrip": True, "normalized": False, "rstrip": True, "single_word": False, "special": True}}
+    yield "qwen_added", q, {"tokenizer_config.json": {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>",
+                                                      "added_tokens_decoder": added, "add_bos_token": True, "bos_token": None},
+                            "config.json": {**llama, "model_type": "qwen2"}}
+    yield "named_new", q, {"tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>", "bos_token": "<|im_start|>",
+                                                     "pad_token": {"__type": "AddedToken", "content": "[MASK]", "lstrip": False, "normalized": False, "rstrip": False, "single_word": False}}}
 
 
 def main(folder, n=10500):
     os.makedirs(folder, exist_ok=True)
-    corpus = texts(6000)
+    corpus = [x[:400] for x in texts(2500)]
     tests = texts(n)
     with open(os.path.join(folder, "texts.json"), "w") as f:
         json.dump(tests, f)
 
-    def write(name, t):
-        os.makedirs(os.path.join(folder, name), exist_ok=True)
-        t.save(os.path.join(folder, name, "tokenizer.json"), pretty=False)
-        t = Tokenizer.from_file(os.path.join(folder, name, "tokenizer.json"))
-        plain = t.encode_batch(tests, add_special_tokens=False)
-        special = t.encode_batch(tests, add_special_tokens=True)
-        with open(os.path.join(folder, name, "ids.json"), "w") as f:
-            json.dump([[a.ids, b.ids] for a, b in zip(plain, special)], f, separators=(",", ":"))
-        print(name, t.get_vocab_size(), flush=True)
+    def write(name, t, files=None):
+        path = os.path.join(folder, name)
+        os.makedirs(path, exist_ok=True)
+        t.save(os.path.join(path, "tokenizer.json"), pretty=False)
+        for file, content in (files or {}).items():
+            with open(os.path.join(path, file), "w") as f:
+                json.dump(content, f)
+        if files:
+            from transformers import AutoTokenizer
+            t = AutoTokenizer.from_pretrained(path)
+            both = [t(tests, add_special_tokens=s)["input_ids"] for s in (False, True)]
+        else:
+            t = Tokenizer.from_file(os.path.join(path, "tokenizer.json"))
+            both = [[e.ids for e in t.encode_batch(tests, add_special_tokens=s)] for s in (False, True)]
+        with open(os.path.join(path, "ids.json"), "w") as f:
+            json.dump(list(zip(*both)), f, separators=(",", ":"))
+        print(name, flush=True)
 
+    for name, t, files in folders(corpus):
+        write(name, t, files)
     for name, t in families(corpus):
         write(name, t)
+    write("spm_unigram", sentencepiece_unigram(folder))
     for name, t in shipped():
         write(name, t)
 
 
+def small(path):
+    """A few families, small enough to be kept: one file with texts, tokenizers and ids."""
+    corpus = [x[:200] for x in SENTENCES + CODE[:300]]
+    tests = [x[:90] for x in texts(400)[250:290]] + ODD[:-8:2] + SPECIAL[::2] + EMOJI[:3] + SPACES[::3]
+    out = []
+    special = {"bpe": dict(size=420), "spm": dict(special=["<unk>", "<s>", "</s>"], alphabet=False, unk_token="<unk>", fuse_unk=True, byte_fallback=True, size=600)}
+    t = bpe(byte_level(split(GPT4 % "{1,3}")), special=["<s>", "<|eot_id|>"], corpus=corpus, ignore_merges=True, post=template("<s> $A", "<s>"), **special["bpe"])
+    out.append(("llama3", t))
+    out.append(("o200k", bpe(byte_level(split(O200K)), norm=normalizers.NFC(), special=["<|endoftext|>"], corpus=corpus, **special["bpe"])))
+    t = bpe(pre_tokenizers.Metaspace(), corpus=[x[:60] for x in SENTENCES], post=template("<s> $A", "<s>"), **special["spm"])
+    t.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    t.add_special_tokens([AddedToken("[INST]", normalized=False, rstrip=True), AddedToken("<mask>", lstrip=True, normalized=False)])
+    t.add_tokens([AddedToken("Word", single_word=True)])
+    out.append(("mistral", t))
+    t = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    t.normalizer, t.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    t.train_from_iterator(corpus, trainers.WordPieceTrainer(vocab_size=300, limit_alphabet=100, show_progress=False, special_tokens=["[UNK]", "[CLS]", "[SEP]"]))
+    t.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", special_tokens=[("[CLS]", 1), ("[SEP]", 2)])
+    out.append(("bert", t))
+    with open(path, "w") as f:
+        json.dump({"texts": tests, "families": [{"name": n, "tokenizer": json.loads(t.to_str()),
+                   "ids": [t.encode(x, add_special_tokens=True).ids for x in tests]} for n, t in out]}, f, separators=(",", ":"), ensure_ascii=False)
+        f.write("\n")
+
+
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:]))
+    if sys.argv[1] == "small":
+        small(sys.argv[2])
+    else:
+        main(sys.argv[1], *map(int, sys.argv[2:]))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-# Writes tokens/categories.bin: what the tokenizers package knows of each character. unicode.py FILE.
-# It asks the package itself, whose parts follow four releases of Unicode.
+# Writes tokens/categories.bin: what the tokenizers package knows of each character. unicode.py FILE [NORMALIZED].
+# It asks the package itself, whose parts follow four releases of Unicode. NORMALIZED gets, for each normalizer, what becomes
+# of each character with two marks behind it, where that is something else.
+import json
 import sys
 
 from tokenizers import Regex, normalizers as N, pre_tokenizers as P
@@ -22,6 +24,20 @@ def members(regex):
             kept.update(piece)
         found.update(ord(c) for c in chunk if c not in kept)
     return found
+
+
+def normalized(path):
+    out = {}
+    for name, n in [("NFC", N.NFC()), ("NFD", N.NFD()), ("NFKC", N.NFKC()), ("NFKD", N.NFKD()), ("Lowercase", N.Lowercase()),
+                    ("StripAccents", N.StripAccents()), ("Nmt", N.Nmt()), ("BertNormalizer", N.BertNormalizer()), ("Strip", N.Strip())]:
+        out[name] = {}
+        for c in POINTS:
+            text = chr(c) + ("b" if name in ("Strip", "StripAccents", "BertNormalizer") else "\u0323\u0301")
+            got = n.normalize_str(text)
+            if got != text:
+                out[name][c] = got
+    with open(path, "w") as f:
+        json.dump(out, f)
 
 
 def main(path):
@@ -56,3 +72,5 @@ def main(path):
 
 
 main(sys.argv[1])
+if len(sys.argv) > 2:
+    normalized(sys.argv[2])
