@@ -121,10 +121,7 @@ func newBPE(j *bpeJSON, raw bool) (*bpe, error) {
 			return nil, fmt.Errorf("model: merge %d, %q and %q: not all of it is in the vocabulary", rank, m[0], m[1])
 		}
 		b.merges.set(left, right, uint32(rank), to)
-		if !reaches {
-			_, rest, _ := strings.Cut(strings.TrimLeft(string(joined), metaChar), metaChar)
-			reaches = rest != "" || len(strings.TrimLeft(string(joined), metaChar)) > len(strings.TrimRight(strings.TrimLeft(string(joined), metaChar), metaChar))
-		}
+		reaches = reaches || strings.Contains(strings.TrimLeft(string(joined), metaChar), metaChar)
 	}
 	_, hasMeta := b.vocab[metaChar]
 	if !b.raw && !reaches && hasMeta && b.prefix == "" && b.suffix == "" && !b.ignoreMerges {
@@ -144,13 +141,6 @@ func (b *bpe) size() int { return len(b.vocab) }
 
 // encode appends the tokens of a piece.
 func (b *bpe) encode(s *scratch, piece string) {
-	if b.raw && s.chars { // a piece that was turned into byte characters, which the vocabulary does not have any more
-		s.bytes = s.bytes[:0]
-		for _, r := range piece {
-			s.bytes = append(s.bytes, charBytes[r])
-		}
-		piece = string(s.bytes)
-	}
 	if b.meta == "" {
 		b.word(s, piece)
 		return

@@ -23,6 +23,9 @@ var distrusted = setOf(`arctic chameleon chatlm deepseek_v2 deepseek_v3 deepseek
 var trusted = map[string]string{"qwen2": "Qwen2Tokenizer", "qwen3_5": "Qwen3_5Tokenizer", "qwen3_5_moe": "Qwen3_5Tokenizer",
 	"qwen3_5_moe_text": "Qwen3_5Tokenizer", "qwen4_exp": "Qwen3_5Tokenizer"}
 
+// remade are the classes that remake knows.
+var remade = setOf("LlamaTokenizer Qwen2Tokenizer Qwen3_5Tokenizer GPT2Tokenizer")
+
 func setOf(names string) map[string]bool {
 	set := map[string]bool{}
 	for _, name := range strings.Fields(names) {

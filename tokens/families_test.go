@@ -106,3 +106,26 @@ func TestPatternIsBounded(t *testing.T) {
 		t.Errorf("found at %d after %d steps", start, m.steps)
 	}
 }
+
+// TestAddedTokens holds the ids of added tokens to the original's: it numbers them in the order of the file, whatever the file
+// says.
+func TestAddedTokens(t *testing.T) {
+	for _, tt := range []struct {
+		added string
+		want  []uint32
+	}{
+		{`{"id":5,"content":"<x>"},{"id":9,"content":"<y>"}`, []uint32{2, 0, 3, 1}},
+		{`{"id":9,"content":"<y>"},{"id":5,"content":"<x>"}`, []uint32{3, 0, 2, 1}},
+		{`{"id":2,"content":"<x>"},{"id":7,"content":"<y>"},{"id":3,"content":"<z>"}`, []uint32{2, 0, 3, 1, 4}},
+		{`{"id":1,"content":"<x>"}`, []uint32{2, 0, 1}},
+		{`{"id":0,"content":"a"}`, []uint32{0, 1}},
+	} {
+		tok, err := readTokenizer([]byte(`{"added_tokens":[`+tt.added+`],"model":{"type":"BPE","vocab":{"a":0,"b":1},"merges":[]}}`), bare())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := tok.encode(nil, "<x>a<y>b<z>", false); err != nil || !slices.Equal(got, tt.want) {
+			t.Errorf("%s: got %v, %v, want %v", tt.added, got, err, tt.want)
+		}
+	}
+}

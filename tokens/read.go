@@ -71,7 +71,7 @@ func (m *Model) read(api string, body []byte, into *Prompts) error {
 // conversation appends a conversation's tokens; d has the fields that say how to.
 func (m *Model) conversation(c *conversation, d *dict, special bool, into *Prompts) error {
 	if ids, ok := reusedIDs(d, c.messages); ok {
-		return m.prompt(ids, d, special, "left", into)
+		return m.prompt(ids, &dict{}, special, "left", into)
 	}
 	text, err := m.chat.render(c)
 	if err != nil {

@@ -33,7 +33,6 @@ type scratch struct {
 	symbols []symbol
 	heap    mergeHeap
 	bytes   []byte
-	chars   bool
 	nodes   []latticeNode
 	steps   []func(string, bool)
 }
@@ -47,13 +46,12 @@ type tokenizerJSON struct {
 }
 
 type addedToken struct {
-	ID         *uint32 `json:"id"`
-	Content    string  `json:"content"`
-	SingleWord bool    `json:"single_word"`
-	LStrip     bool    `json:"lstrip"`
-	RStrip     bool    `json:"rstrip"`
-	Normalized *bool   `json:"normalized"`
-	Special    bool    `json:"special"`
+	Content    string `json:"content"`
+	SingleWord bool   `json:"single_word"`
+	LStrip     bool   `json:"lstrip"`
+	RStrip     bool   `json:"rstrip"`
+	Normalized *bool  `json:"normalized"`
+	Special    bool   `json:"special"`
 }
 
 // mergesJSON are merges in either form: "a b", or ["a", "b"].
@@ -161,7 +159,8 @@ func readModel(raw json.RawMessage, bytes bool) (model, error) {
 	return nil, fmt.Errorf("model: type %q is not known here", kind.Type)
 }
 
-// add adds tokens to the vocabulary, in order, and makes the sets anew that look for them.
+// add adds tokens to the vocabulary, in order, and makes the sets anew that look for them. The ids that a file gives them
+// say nothing: where they leave holes or are out of order, the original numbers them anew.
 func (t *tokenizer) add(list []addedToken) error {
 	size := uint32(t.model.size())
 	top := int64(-1)
@@ -178,9 +177,6 @@ func (t *tokenizer) add(list []addedToken) error {
 					id = uint32(top + 1)
 				}
 			}
-		}
-		if a.ID != nil && *a.ID != id {
-			return fmt.Errorf("added_tokens: %q has the id %d, but would be loaded as %d", a.Content, *a.ID, id)
 		}
 		t.added[a.Content] = id
 		top = max(top, int64(id))

@@ -217,7 +217,7 @@ func (c *config) scheme() string {
 // more adds to a file's added tokens those that the folder's other files name. A class that makes the tokenizer anew knows
 // only the latter, if there are any.
 func (c *config) more(list []addedToken) []addedToken {
-	if len(c.Added) > 0 && (c.rebuilt() || (c.Class == "Qwen2Tokenizer" || c.Class == "Qwen2TokenizerFast") && !wrongClass[c.modelType]) {
+	if len(c.Added) > 0 && remade[c.class()] {
 		list = nil
 	}
 	known := map[string]bool{}
