@@ -57,7 +57,7 @@ type wire struct {
 
 // shake greets the peer, tells our socket type and hears the peer's.
 func shake(c net.Conn, socket string, max int) (*wire, error) {
-	w := &wire{Conn: c, r: bufio.NewReaderSize(c, 32<<10), max: max}
+	w := &wire{Conn: c, r: bufio.NewReaderSize(c, 8<<10), max: max}
 	_ = c.SetDeadline(time.Now().Add(handshakeFor))
 	defer c.SetDeadline(time.Time{})
 	var greeting [64]byte
