@@ -98,6 +98,10 @@ func outcomeOf(t *testing.T, d *datadriven.TestData) *observe.Outcome {
 			stages.Picker = v
 		case a.Key == "noprofile":
 			stages.Profile, stages.Picker = "", ""
+		case a.Key == "tokenizer":
+			out.Tokenizer = v
+		case a.Key == "untold":
+			out.Untold = v
 		case a.Key == "blocks":
 			dec.Blocks = numberIn[int](t, v)
 		case a.Key == "repeat":
@@ -183,6 +187,9 @@ func candidate(t *testing.T, dec *observe.Decision, fields []string, scores [][]
 		return int32(numberIn[int](t, values[key]))
 	}
 	dec.Origin = append(dec.Origin, int32(at))
+	if values["sure"] != "" {
+		dec.Sure = append(dec.Sure, whole("sure"))
+	}
 	dec.Flying, dec.Match, dec.Work = append(dec.Flying, whole("flying")), append(dec.Match, whole("match")), append(dec.Work, 0)
 	if values["scores"] == "" {
 		return scores

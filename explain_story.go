@@ -115,7 +115,14 @@ func (s *story) times() {
 	if t.Estimated == 0 && t.Prompt == nil {
 		return
 	}
-	s.line("tokens     prompt %s (estimated %d), cached %s (predicted %d), output %s", count(t.Prompt), t.Estimated, count(t.Cached), t.PredictedCached, count(t.Output))
+	how := "estimated %d"
+	switch {
+	case t.Untold != "":
+		how += fmt.Sprintf(", since it could not be tokenised: %s", t.Untold)
+	case t.Tokenizer != "" && t.Tokenizer != "estimate":
+		how = "%d by tokenizer " + t.Tokenizer
+	}
+	s.line("tokens     prompt %s (%s), cached %s (predicted %d), output %s", count(t.Prompt), fmt.Sprintf(how, t.Estimated), count(t.Cached), t.PredictedCached, count(t.Output))
 }
 
 // waited says what flow control made of it.
@@ -186,6 +193,9 @@ func (s *story) table() {
 		cells = append(cells, s.row(&shown[i], len(rows[0].Scores), penalty))
 	}
 	s.columns(cells)
+	if slices.ContainsFunc(cells, func(row []string) bool { return strings.Contains(row[len(row)-6], "(told ") }) {
+		s.line("told: so much of the prompt the engine itself said it holds; the rest is expected, since requests with it were sent there")
+	}
 	if n := len(rows) - len(shown); n > 0 {
 		s.line("and %d more, all below these; --all lists them", n)
 	}
@@ -220,7 +230,7 @@ func (s *story) row(c *observe.Candidate, scorers int, penalty bool) []string {
 	if s.r.Blocks > 0 {
 		cached = fmt.Sprintf("%d%%", 100*min(c.CachedBlocks, s.r.Blocks)/s.r.Blocks)
 		if sure := c.ConfirmedBlocks; sure != nil && *sure < c.CachedBlocks { // the rest is expected, not told
-			cached += fmt.Sprintf(" (%d%% sure)", 100*min(*sure, s.r.Blocks)/s.r.Blocks)
+			cached += fmt.Sprintf(" (told %d%%)", 100*min(*sure, s.r.Blocks)/s.r.Blocks)
 		}
 	}
 	verdict := c.Verdict

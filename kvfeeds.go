@@ -600,6 +600,7 @@ func (f *feed) view() observe.CacheView {
 			c.Following, c.Waiting = n.Blocks, n.Waiting
 			c.Counts = map[string]uint64{"stored": n.Stored, "again": n.Again, "removed": n.Removed, "unknown": n.Unknown, "orphans": n.Orphans, "adopted": n.Adopted,
 				"lost": n.Lost, "misfit": n.Misfit, "skipped": n.Skipped, "full": n.Full, "clears": n.Clears, "restarts": n.Restarts, "gaps": n.Gaps, "missed": n.Missed}
+			maps.DeleteFunc(c.Counts, func(_ string, n uint64) bool { return n == 0 })
 			switch {
 			case k.Muted(now):
 				c.Evidence = "distrusted"

@@ -53,7 +53,7 @@ type (
 		Blocks    int               `json:"blocks"`
 		Publisher []CachePublisher  `json:"publishers,omitempty"`
 		Counts    map[string]uint64 `json:"counts,omitempty"` // of engine blocks, by what became of them
-		Following int               `json:"engine_blocks,omitempty"`
+		Following int               `json:"engine_blocks"`
 		Waiting   int               `json:"waiting_blocks,omitempty"` // for their parent
 		Agreement *AgreementView    `json:"agreement,omitempty"`
 	}

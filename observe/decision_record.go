@@ -92,7 +92,8 @@ type (
 		InFlight     int     `json:"in_flight"`
 		Work         int64   `json:"inflight_tokens"`
 		CachedBlocks int     `json:"cached_blocks"`
-		// ConfirmedBlocks are those of CachedBlocks that the engine said it holds; the others are expected of it. Absent where nobody
+		// ConfirmedBlocks are those of CachedBlocks that the engine said it holds; the others are expected of it, since requests with
+		// them were sent there. Absent where nobody
 		// listens to engines.
 		ConfirmedBlocks *int                  `json:"confirmed_blocks,omitempty"`
 		CachedTokens    int                   `json:"cached_tokens"`
@@ -121,7 +122,12 @@ type (
 	}
 	// TokenView are counts of tokens; absent where nobody told.
 	TokenView struct {
-		Estimated       int  `json:"estimated"`
+		// Estimated is what the prompt was taken for before it was sent: counted by Tokenizer, where that is not estimate. Untold says in
+		// a word why the tokenizer that was asked could not.
+		Estimated int    `json:"estimated"`
+		Tokenizer string `json:"tokenizer,omitempty"`
+		Untold    string `json:"untold,omitempty"`
+
 		Prompt          *int `json:"prompt,omitempty"`
 		Output          *int `json:"output,omitempty"`
 		PredictedCached int  `json:"predicted_cached"`
@@ -178,7 +184,10 @@ func (r *kept) record() Record {
 		Endpoints: r.endpoints, Scored: r.scored, Candidates: []Candidate{},
 		SlowTTFTMS: inMS(r.slowTTFT), SlowEndMS: inMS(r.slowEnd), BodyMS: inMS(o.Body),
 		ScheduleUS: inUS(o.Schedule), DecisionUS: inUS(o.Deciding), Blocks: r.blocks, BlockSize: r.blockSize,
-		Tokens: TokenView{o.EstimatedTokens, counted(o.PromptTokens), counted(o.OutputTokens), o.PredictedCached, counted(o.Cached)},
+		Tokens: TokenView{
+			Estimated: o.EstimatedTokens, Tokenizer: o.Tokenizer, Untold: o.Untold,
+			Prompt: counted(o.PromptTokens), Output: counted(o.OutputTokens), PredictedCached: o.PredictedCached, Cached: counted(o.Cached),
+		},
 	}
 	if w := o.Wait; w.Outcome != "" {
 		v.Flow = &FlowRecord{w.Outcome, w.For, w.Ahead, w.Own, w.Flows}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"net"
 	"sync"
@@ -373,6 +374,7 @@ func (r *reader) keepDialling(address string) {
 				r.queue.put(connected, nil)
 			})
 			r.only.connected.Store(false)
+			err = fmt.Errorf("the connection ended: %w", err)
 			r.only.failed.Store(&err)
 			if time.Since(since) > r.opt.Backoff {
 				pause = firstBackoff
