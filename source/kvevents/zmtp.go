@@ -81,7 +81,7 @@ func shake(c net.Conn, socket string, max int) (*wire, error) {
 		err = sendErr
 	}
 	if err != nil {
-		return nil, fmt.Errorf("zmtp: %w", err)
+		return nil, fmt.Errorf("ZeroMQ handshake: %w", err)
 	}
 	w.last.Store(time.Now().UnixNano())
 	return w, nil
