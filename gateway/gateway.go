@@ -171,9 +171,12 @@ type Gateway struct {
 	cycles    sync.Pool
 }
 
+// poolRandom lets ids take their chance from a pool, for all gateways of the process.
+var poolRandom = sync.OnceFunc(uuid.EnableRandPool)
+
 // New returns a gateway without lanes, which refuses all.
 func New(o Options) *Gateway {
-	uuid.EnableRandPool() // request ids are no secrets
+	poolRandom() // request ids are no secrets
 	g := &Gateway{Options: o}
 	g.seeds.Store(o.Seed)
 	g.lanes.Store(&Lanes{})
