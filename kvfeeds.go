@@ -225,7 +225,7 @@ func (f *feed) of(s *kvevents.Source, blockTokens int, seq uint64) (h *heard, kn
 	if h.load != nil && h.load.Ended() {
 		h.load, h.follower = nil, nil
 	}
-	if h.follower != nil {
+	if h.follower != nil && f.producer.Mirror().Of(h.follower.Slot()) == h.follower {
 		return h, true
 	}
 	load := s.Load
@@ -333,8 +333,9 @@ func (f *feed) batch(s *kvevents.Source, seq uint64, b *kvevents.Batch) bool {
 		h.missed = 0
 	}
 	ok, again := h.follower.Believe(now)
-	if again {
-		s.Again()
+	if again && s.Load != nil && f.replays() {
+		s.Again() // this message, too: told twice, its blocks would be held twice
+		return true
 	}
 	if !ok {
 		return true

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -51,9 +52,21 @@ func (m *models) get(path string) (*tokens.Model, string, error) {
 // stampOf changes when a model's files do.
 func stampOf(path string) string {
 	stamp := ""
-	for _, name := range []string{"", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json", "special_tokens_map.json"} {
-		if info, err := os.Stat(filepath.Join(path, name)); err == nil && !info.IsDir() {
+	add := func(name string, info os.FileInfo, err error) {
+		if err == nil && !info.IsDir() {
 			stamp += fmt.Sprintf("%s %d %s;", name, info.Size(), info.ModTime().Format(time.RFC3339Nano))
+		}
+	}
+	info, err := os.Stat(path)
+	add("", info, err)
+	for _, dir := range []string{"", "additional_chat_templates"} {
+		files, _ := os.ReadDir(filepath.Join(path, dir)) // in order; of all, for what makes a tokenizer is many files' business
+		for _, file := range files {
+			if ext := filepath.Ext(file.Name()); ext == ".json" || ext == ".jinja" || strings.HasPrefix(file.Name(), "tokenizer.model") {
+				name := filepath.Join(dir, file.Name())
+				info, err := os.Stat(filepath.Join(path, name)) // of what a link points to
+				add(name, info, err)
+			}
 		}
 	}
 	return stamp

@@ -111,7 +111,7 @@ func (x *Exchange) grade() {
 	if served && x.out.Address == x.order[x.at].Address {
 		x.order[x.at].Load.Graded(int64(x.out.PredictedCached), int64(x.out.Cached), int64(x.out.PromptTokens))
 	}
-	x.settle(served)
+	x.settle(served && x.out.Address == x.order[x.at].Address) // what another served says nothing of this one
 }
 
 // work is what the request really brought, as far as the engine told, in tokens of uncached prompt and of

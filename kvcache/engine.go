@@ -31,8 +31,8 @@ func (o *EngineOptions) Validate() error {
 		return fmt.Errorf("cellTokens: must be above 0, got %d", o.CellTokens)
 	case o.BlockTokens <= 0 || o.BlockTokens%o.CellTokens != 0:
 		return fmt.Errorf("blockTokens: must be a multiple of %d, got %d", o.CellTokens, o.BlockTokens)
-	case o.BlockTokens/o.CellTokens > 1<<15:
-		return fmt.Errorf("blockTokens: must be at most %d cells, got %d", 1<<15, o.BlockTokens/o.CellTokens)
+	case o.BlockTokens/o.CellTokens > phaseMask+1:
+		return fmt.Errorf("blockTokens: must be at most %d cells, got %d", phaseMask+1, o.BlockTokens/o.CellTokens)
 	case o.MaxBlocks < 0 || o.MaxWaiting < 0:
 		return fmt.Errorf("maxBlocks and maxWaiting: must not be below 0")
 	}
@@ -248,6 +248,8 @@ func (e *Engine) Store(s *Stored) {
 	case s.Rank < 0 || s.Rank >= mostRanks || s.Tier >= tiers:
 		e.counts.Misfit += n
 		return
+	case e.skip[s.Group]:
+		delete(e.skip, s.Group) // the engine began anew, and numbers its groups otherwise
 	}
 	m := e.member(s.Rank, s.Group, true)
 	if m == nil {
@@ -304,8 +306,8 @@ func (e *Engine) store(s *Stored, m *member) {
 	tokens := s.Tokens
 	for i, hash := range s.Hashes {
 		if i < len(s.Extras) {
-			for _, x := range s.Extras[i] {
-				if x != s.Adapter || x == "" { // engines list the adapter as well
+			for k, x := range s.Extras[i] {
+				if k > 0 || x != s.Adapter || x == "" { // engines list the adapter as well, first of all
 					e.chain.extra(x)
 				}
 			}

@@ -59,6 +59,7 @@ type Index struct {
 	used   atomic.Int64         // blocks, with those whose lots have ended
 	parted atomic.Bool          // whether a slot may have two holders in a block
 	epoch  atomic.Uint64        // told on before a lot's word changes
+	due    atomic.Int64         // the time that was told last; now follows when somebody has the lock
 
 	mu       sync.Mutex // for all that follows and all writes
 	budget   int64
@@ -634,6 +635,7 @@ func (x *Index) Expect(keys []uint64, slot uint32, capacity int, until int64) {
 	size := int32(min(max(1, capacity/lotsInSlot), math.MaxInt32))
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	x.advance()
 	if until != Forever {
 		if until = min(until, x.now.Load()+span-1); until <= x.now.Load() {
 			return
@@ -688,6 +690,7 @@ func (x *Index) Remove(keys []uint64, slot uint32, tier Tier) {
 func (x *Index) each(keys []uint64, slot uint32, c change) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	x.advance()
 	if int(slot) >= len(x.slots) {
 		return
 	}
@@ -710,6 +713,7 @@ func (x *Index) breathe(i int) {
 func (x *Index) Doubt(slot uint32, until int64) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	x.advance()
 	if int(slot) >= len(x.slots) {
 		return
 	}
@@ -772,14 +776,21 @@ func (x *Index) endPart(slot uint32, part uint16) {
 }
 
 // Advance tells the time, in generations that the caller defines; what was expected until then or earlier is
-// forgotten. Time does not go back. When the generation is not new it takes no lock and costs next to nothing.
+// forgotten. Time does not go back. It waits for nobody: where others write, it is left to the next that expects something. When the
+// generation is not new it costs next to nothing.
 func (x *Index) Advance(now int64) {
-	if now <= x.now.Load() {
-		return
+	for due := x.due.Load(); now > due && !x.due.CompareAndSwap(due, now); {
+		due = x.due.Load()
 	}
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	before := x.now.Load()
+	if x.due.Load() > x.now.Load() && x.mu.TryLock() {
+		x.advance()
+		x.mu.Unlock()
+	}
+}
+
+// advance makes it the time that was told last, under the lock.
+func (x *Index) advance() {
+	before, now := x.now.Load(), x.due.Load()
 	if now <= before {
 		return
 	}

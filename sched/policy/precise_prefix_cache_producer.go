@@ -435,11 +435,17 @@ func (p *PrecisePrefixCacheProducer) Placed(c *sched.Cycle, chosen *fleet.Endpoi
 	if p.promises() || !live {
 		p.mirror.Index.Expect(keys, chosen.Load.Slot, r.capacity, r.until)
 	}
-	if chosen.Load.Ended() { // it left meanwhile, and Gone may have come first: the slot must be clean for another
-		p.mirror.Gone(chosen.Load.Slot)
-	}
+	p.left(chosen.Load)
 	p.unshown.added(found, chosen.Load)
 	p.late(c.Now)
+}
+
+// left forgets an endpoint of which something was written while it left: Gone may have come first, and the slot must be clean for
+// another.
+func (p *PrecisePrefixCacheProducer) left(l *fleet.Load) {
+	if l.Ended() {
+		p.mirror.Gone(l.Slot)
+	}
 }
 
 // withdraw takes back what nobody confirmed.
@@ -461,6 +467,7 @@ func (r *promise) Settle(e sched.Ending) {
 	if n := min(int(e.Cached)/r.block-r.at, len(r.keys)); n > 0 && !r.load.Ended() {
 		// The engine has read these from its cache: it holds them, though it did not say so while we listened.
 		p.mirror.Index.Add(r.keys[:n], r.load.Slot, r.capacity)
+		p.left(r.load)
 		r.keys = r.keys[:copy(r.keys, r.keys[n:])]
 	}
 	if r.until == kvcache.Forever || len(r.keys) == 0 {
@@ -488,6 +495,7 @@ func (r *promise) expire() {
 	case r.load.Ended():
 	case f != nil && f.Silent(r.heard):
 		p.mirror.Index.Add(r.keys, r.load.Slot, r.capacity)
+		p.left(r.load)
 	default:
 		r.withdraw()
 	}

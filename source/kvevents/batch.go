@@ -16,7 +16,7 @@ const (
 	MaxEvents = 1 << 16 // events of a batch
 	MaxBlocks = 1 << 16 // blocks of an event
 	MaxTokens = 1 << 22 // tokens of an event
-	MaxExtras = 1 << 18 // extra keys of an event
+	MaxExtras = 1 << 18 // extra keys of all events
 	maxText   = 1 << 12 // bytes of a name or of an extra key
 	maxFields = 1 << 8  // fields of an event
 	maxNames  = 1 << 10 // names that a Batch remembers
@@ -367,6 +367,9 @@ func (b *Batch) event(ev *Event, p []byte) (_ []byte, err error) {
 		if told != toldHashes|toldTokens|toldSize {
 			return p, BadLayout
 		}
+		if n := len(ev.Extras); n > 0 && ev.Extras[n-1].Block >= len(ev.Hashes) {
+			return p, BadLayout // of a block that there is not
+		}
 	case BlockRemoved:
 		if told&toldHashes == 0 {
 			return p, BadLayout
@@ -475,7 +478,7 @@ func (b *Batch) readExtras(p []byte) ([]Extra, []byte, error) {
 			p, err = b.extra(block, p)
 		default:
 			var keys int
-			if keys, p, err = count(p, MaxExtras-(len(b.extras)-start)); err != nil {
+			if keys, p, err = count(p, MaxExtras); err != nil {
 				return nil, p, err
 			}
 			for range keys {
@@ -499,6 +502,9 @@ func (b *Batch) extra(block int, p []byte) ([]byte, error) {
 	}
 	raw := p[:len(p)-len(after)]
 	if len(raw) > maxText {
+		return p, TooLarge
+	}
+	if len(b.extras) >= MaxExtras {
 		return p, TooLarge
 	}
 	x := Extra{Block: block}
