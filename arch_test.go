@@ -50,7 +50,8 @@ var rooms = map[string][]string{
 	"sim/kind":        {"sim/engine"},
 	"sim/run":         {"clock", "fleet", "flow", "kvcache", "route", "sched", "sim/engine", "sim/kind", "sim/report", "sim/work"}, // the gateway's order in virtual time
 	"sim/replay":      {"fleet", "observe", "sched"},                                                                               // records are observe's
-	"sim/load":        {"request"},                                                                                                 // an answer is read by the gateway's own reader
+	"sim/fit":         {"sim/engine", "sim/load"},
+	"sim/load":        {"request"}, // an answer is read by the gateway's own reader
 	"sim/bench":       {"request", "sim/load", "sim/report", "sim/work"},
 }
 

@@ -38,6 +38,7 @@ func commands() []command {
 		{"bench", "load on any OpenAI-compatible server, and what it is like", benchCommand},
 		{"sim run", "a policy on work and a fleet, in virtual time", simRun},
 		{"sim replay", "recorded decisions, decided again by other policies", simReplay},
+		{"sim fit", "constants of a simulated engine that is as fast as a real one", simFit},
 		{"sim kinds", "the kinds of engines that a fleet can be made of", simKinds},
 		{"sim engine", "a vLLM-compatible engine without a GPU", vllm.Command},
 		{"version", "print the version", version},
