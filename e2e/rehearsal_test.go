@@ -8,9 +8,12 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/penstock-project/penstock/e2e/rig"
 )
@@ -85,4 +88,30 @@ func measure(t *testing.T, report string, args ...string) measured {
 		t.Fatalf("%s: %d runs, %v", report, len(r.Runs), err)
 	}
 	return r.Runs[0]
+}
+
+// TestFitFindsTheConstants measures a simulated engine whose constants are known. As above, a busy machine makes it slower.
+func TestFitFindsTheConstants(t *testing.T) {
+	want := map[string]time.Duration{"step-time": 20 * time.Millisecond, "prefill-time-per-token": 300 * time.Microsecond, "time-per-seq": 2 * time.Millisecond}
+	addr := rig.Sims(t, 1, "m", "--step-base=20ms", "--prefill-token-time=300us", "--seq-time=2ms", "--kv-token-time=200ns")[0]
+	for range 4 {
+		text := rig.Run(t, nil, rig.Penstock(t), "sim", "fit", "--url", addr, "--prompts", "64,512,1024,2048", "--seqs", "1,4,12", "--tries", "2")
+		off := 0.0
+		for name, d := range want {
+			m := regexp.MustCompile(name + `: (\S+)`).FindStringSubmatch(text)
+			if m == nil {
+				t.Fatalf("no %s in\n%s", name, text)
+			}
+			got, err := time.ParseDuration(m[1])
+			if err != nil {
+				t.Fatal(err)
+			}
+			off = max(off, math.Abs(float64(got)/float64(d)-1))
+		}
+		t.Logf("%.1f %% off\n%s", 100*off, text)
+		if off < 0.1 && strings.Contains(text, "num-blocks: 8192") {
+			return
+		}
+	}
+	t.Error("no fit of four is within a tenth")
 }
