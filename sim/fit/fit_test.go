@@ -18,7 +18,9 @@ import (
 func measured(t *testing.T, c engine.Config, call time.Duration, noise float64) []Sample {
 	t.Helper()
 	chance := rand.New(rand.NewPCG(1, 1))
-	shaken := func(d time.Duration) time.Duration { return time.Duration(float64(d) * (1 + noise*(2*chance.Float64()-1))) }
+	shaken := func(d time.Duration) time.Duration {
+		return time.Duration(float64(d) * (1 + noise*(2*chance.Float64()-1)))
+	}
 	fresh := func() *engine.Engine {
 		e, err := engine.New(c)
 		if err != nil {
