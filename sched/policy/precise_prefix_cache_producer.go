@@ -113,7 +113,7 @@ type KVRedis struct {
 
 // KVTier weighs a tier.
 type KVTier struct {
-	// Name is gpu, cpu or disk.
+	// Name is gpu, cpu or disk; blocks of any other tier are not followed.
 	Name string `json:"name"`
 	// Weight is from 0 to 1: 1 for gpu and 0.8 for the others where nobody says.
 	Weight float64 `json:"weight"`
@@ -256,12 +256,12 @@ func (x *KVIndexer) validate(p *KVIndexing) error {
 	for i, b := range x.KVCacheBackendConfigs {
 		tier, ok := map[string]kvcache.Tier{"gpu": kvcache.GPU, "cpu": kvcache.CPU, "disk": kvcache.Disk, "storage": kvcache.Disk}[strings.ToLower(b.Name)]
 		switch {
-		case !ok:
-			return fmt.Errorf("kvCacheBackendConfigs[%d].name: want gpu, cpu or disk, got %.100q", i, b.Name)
 		case !(b.Weight >= 0 && b.Weight <= 1):
 			return fmt.Errorf("kvCacheBackendConfigs[%d].weight: must be between 0 and 1", i)
 		}
-		p.tiers[tier] = b.Weight
+		if ok { // of any other, engines' blocks are not followed
+			p.tiers[tier] = b.Weight
+		}
 	}
 	switch {
 	case k.RedisConfig != nil:

@@ -312,7 +312,7 @@ func TestKVParameters(t *testing.T) {
 		{`{"tokenProcessorConfig": {"hashAlgorithm": "md5"}}`, `tokenProcessorConfig.hashAlgorithm: want cbor-fnv or xxh64, got "md5"`},
 		{`{"indexerConfig": {"kvBlockIndexConfig": {"costAwareMemoryConfig": {"size": "2 parsecs"}}}}`, `indexerConfig.kvBlockIndexConfig.costAwareMemoryConfig.size: want a number of bytes such as 2GiB, got "2 parsecs"`},
 		{`{"indexerConfig": {"kvBlockIndexConfig": {"redisConfig": {"address": "x"}}}}`, "indexerConfig.kvBlockIndexConfig.redisConfig: an index in Redis is not supported: the index is in memory"},
-		{`{"indexerConfig": {"kvCacheBackendConfigs": [{"name": "tape"}]}}`, `indexerConfig.kvCacheBackendConfigs[0].name: want gpu, cpu or disk, got "tape"`},
+		{`{"indexerConfig": {"kvCacheBackendConfigs": [{"name": "tape", "weight": 2}]}}`, "indexerConfig.kvCacheBackendConfigs[0].weight: must be between 0 and 1"},
 		{`{"indexerConfig": {"tokenizersPoolConfig": {}}}`, "indexerConfig.tokenizersPoolConfig: belongs to token-producer: want its parameter local or vllm"},
 		{`{"kvEventsConfig": {"zmqEndpoint": "5557"}}`, `kvEventsConfig.zmqEndpoint: want tcp://HOST:PORT, with * for all addresses of this machine, got "5557"`},
 		{`{"kvEventsConfig": {"engineType": "trt"}}`, `kvEventsConfig.engineType: want vllm or sglang, got "trt"`},
