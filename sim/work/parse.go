@@ -33,7 +33,7 @@ func Parse(spec string) (Open, error) {
 		return nil, fmt.Errorf("workload: %w", errLong)
 	}
 	spec = strings.TrimSpace(spec)
-	name := spec
+	name, multiplied := spec, Multiplied(spec)
 	if named := find(spec); named != nil {
 		spec = named.Spec
 	}
@@ -44,7 +44,6 @@ func Parse(spec string) (Open, error) {
 	if len(parts) == 1 && !strings.Contains(name, "?") {
 		name = short(name)
 	}
-	multiplied := Multiplied(name)
 	own := 0.0
 	for i := range parts {
 		own += parts[i].rate
