@@ -12,6 +12,7 @@ import (
 	"github.com/penstock-project/penstock/config"
 	"github.com/penstock-project/penstock/fleet"
 	"github.com/penstock-project/penstock/gateway"
+	"github.com/penstock-project/penstock/sched/policy"
 	"github.com/penstock-project/penstock/source/dns"
 	"github.com/penstock-project/penstock/source/scrape"
 )
@@ -26,6 +27,7 @@ var inherent = map[string]bool{
 func options(namespace string) config.Options {
 	return config.Options{
 		Namespace: namespace,
+		Default:   policy.Default().Config(),
 		Active:    func(name string) bool { return inherent[name] || name == "flowControl" || active(name) },
 		Validate: func(typ string, decode func(any) error) error {
 			v, err := construct(typ, decode)

@@ -64,7 +64,7 @@ func dev(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	text := ""
 	if *file == "" {
-		p, err := policy.ByName(cmp.Or(*named, "default"))
+		p, err := policy.ByName(cmp.Or(*named, policy.DefaultName))
 		if err != nil {
 			return misused("--policy: %v", err)
 		}

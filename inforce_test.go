@@ -37,7 +37,7 @@ func TestWhyAtBothDoors(t *testing.T) {
 		})
 	}
 	_, page := get(t, metrics+"/debug/fleet")
-	for _, want := range []string{`"header": "x-proof"`, `"pool": "default/p"`, `"matchLengthScaleTokens": 8192`, `"firstEjection": "1s"`, `"bodyTimeout": "1m0s"`} {
+	for _, want := range []string{`"header": "x-proof"`, `"pool": "default/p"`, `"maxHitRate": 0.95`, `"firstEjection": "1s"`, `"bodyTimeout": "1m0s"`} {
 		if !strings.Contains(page, want) {
 			t.Errorf("/debug/fleet lacks %s", want)
 		}
@@ -46,7 +46,7 @@ func TestWhyAtBothDoors(t *testing.T) {
 		t.Error("/debug/fleet tells the secret")
 	}
 	_, page = get(t, metrics+"/metrics")
-	for _, want := range []string{`extension_point="Scorer",plugin_name="queue-scorer",plugin_type="queue-scorer"} 4`, `extension_point="Picker",plugin_name="max-score-picker",plugin_type="max-score-picker"} 4`} {
+	for _, want := range []string{`extension_point="Scorer",plugin_name="priced-miss-scorer",plugin_type="priced-miss-scorer"} 4`, `extension_point="Picker",plugin_name="max-score-picker",plugin_type="max-score-picker"} 4`} {
 		if !strings.Contains(page, "llm_d_epp_plugin_duration_seconds_count{"+want) {
 			t.Errorf("/metrics lacks %s", want)
 		}

@@ -152,10 +152,10 @@ func epp(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 }
 
 // eppConfig loads the configuration of a picker for one pool, the only one in what it returns; without
-// a path and a text it is the default.
+// a path and a text it is the field's default, whose place we take here.
 func eppConfig(path, text string, pool *config.Pool, experimental bool) (*config.Config, error) {
 	o := options(pool.Namespace)
-	o.Pool, o.Experimental, o.Refuse = pool, experimental, true
+	o.Pool, o.Experimental, o.Refuse, o.Default = pool, experimental, true, ""
 	read := func() (*config.Config, []config.Problem) { return config.Text("--config-text", text, o) }
 	if path != "" {
 		read = func() (*config.Config, []config.Problem) { return config.Load([]string{path}, o) }

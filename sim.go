@@ -275,15 +275,11 @@ func pickerOf(name string) (*config.Picker, error) {
 		}
 		return cfg.Pools[0].Picker, nil
 	}
-	text := "" // as without a configuration
-	if name != "penstock-default" {
-		p, err := policy.ByName(name)
-		if err != nil {
-			return nil, fmt.Errorf("--compare: %w; a file is a name that ends with .yaml", err)
-		}
-		text = p.Config()
+	p, err := policy.ByName(name)
+	if err != nil {
+		return nil, fmt.Errorf("--compare: %w; a file is a name that ends with .yaml", err)
 	}
-	cfg, err := eppConfig("", text, pool, true)
+	cfg, err := eppConfig("", p.Config(), pool, true)
 	if err != nil {
 		return nil, fmt.Errorf("policy %s: %w", name, err)
 	}

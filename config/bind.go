@@ -12,7 +12,7 @@ import (
 // bind connects the documents: pools with their pickers, objectives and rewrites.
 func (l *loader) bind() {
 	d := newLoader(Options{Active: l.o.Active})
-	for _, root := range parse([]byte(defaultPicker), "", d.report) {
+	for _, root := range parse([]byte(cmp.Or(l.o.Default, fieldsDefault)), "", d.report) {
 		d.document(&document{loader: d, root: root})
 	}
 	l.cfg.fallback = d.cfg.Pickers[0]

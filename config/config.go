@@ -40,6 +40,8 @@ type Options struct {
 	// Refuse makes such plugins errors where they are not allowed, as the field's Endpoint Picker does, instead of
 	// warnings.
 	Refuse bool
+	// Default is the EndpointPickerConfig, in YAML, that decides when nobody wrote one; empty for the field's.
+	Default string
 	// Pool is one that no document describes, such as the one that flags name; nil for none. It is
 	// bound like the others.
 	Pool *Pool

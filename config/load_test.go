@@ -42,7 +42,7 @@ func TestFolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	write(t, dir+"/endpoints.json", `{"endpoints": [{"name": "a", "address": "10.0.0.1", "port": 1}]}`)
-	write(t, dir+"/picker.yml", defaultPicker)
+	write(t, dir+"/picker.yml", fieldsDefault)
 	for _, ignored := range []string{".hidden.yaml", ".pool.yaml.swp", "#pool.yaml#", "pool.yaml~", "README.md", "4913", "sub/pool.yaml"} {
 		write(t, dir+"/"+ignored, "nonsense: [")
 	}

@@ -18,8 +18,8 @@ import (
 	"github.com/penstock-project/penstock/plugin"
 )
 
-// defaultPicker is what decides when nobody wrote an EndpointPickerConfig.
-const defaultPicker = `
+// fieldsDefault is what decides in the field when nobody wrote an EndpointPickerConfig; see [Options.Default].
+const fieldsDefault = `
 apiVersion: llm-d.ai/v1
 kind: EndpointPickerConfig
 plugins:

@@ -5,6 +5,7 @@ package policy
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/penstock-project/penstock/plugin"
@@ -18,6 +19,32 @@ type Policy struct {
 	// Doc says in one sentence how it decides.
 	Doc   string
 	parts []part
+	line  *line // nil for none
+}
+
+// line is a queue in front of the endpoints, for as long as it takes: who of those that wait is next.
+type line struct {
+	name, doc       string
+	fairness, order part
+}
+
+// lines are what may stand behind the name of a policy for requests to wait here until an endpoint has room, as
+// adaptive-detector sees it, instead of in the engine that was chosen at once.
+var lines = []line{
+	{"fcfs", "who came first", part{typ: "global-strict-fairness-policy"}, part{typ: "fcfs-ordering-policy"}},
+	{"turns", "tenants in turn", part{typ: "round-robin-fairness-policy"}, part{typ: "fcfs-ordering-policy"}},
+	{"vtc", "the tenant that got least tokens", part{typ: "vtc-fairness-policy"}, part{typ: "fcfs-ordering-policy"}},
+	{"vtc-cached", "the same, and of its requests what is cached best", part{typ: "vtc-fairness-policy"}, part{typ: "least-uncached-first-ordering-policy"}},
+	{"dlpm", "what is cached best, within a slack for tenants", part{typ: "dlpm-fairness-policy"}, part{typ: "least-uncached-first-ordering-policy"}},
+}
+
+// Lines lists what may stand behind a policy's name and a plus for requests to wait in the gateway, and who is next
+// then.
+func Lines() (list [][2]string) {
+	for _, l := range lines {
+		list = append(list, [2]string{l.name, l.doc})
+	}
+	return list
 }
 
 // part is a filter, a scorer or the picker of a policy; parameters are JSON, empty for the defaults.
@@ -30,13 +57,24 @@ type part struct {
 // hears are the producers that know what simulated engines hold.
 var hears = []part{{"token-producer", 0, `{"simulated": true}`}, {"precise-prefix-cache-producer", 0, ""}}
 
+// roomFor says in all lines whether an endpoint has room.
+const roomFor = "adaptive-detector"
+
 // precisely is what stands behind the name of a policy that is to know what simulated engines hold.
 const precisely = "+precise"
 
+// DefaultName is the name of what decides when nobody writes a configuration; see design note 9.
+const DefaultName = "penstock-default"
+
+// Default is the policy of that name.
+func Default() Policy { return Named[0] }
+
 // Named lists the policies. All need the matches of a prefix producer but those that Doc says so of.
-var Named = []Policy{
-	{"default", "Weighs queue 2, KV cache 2 and cached prefix 3: what decides when nobody writes a configuration.", []part{
-		{"queue-scorer", 2, ""}, {"kv-cache-utilization-scorer", 2, ""}, {"prefix-cache-scorer", 3, ""}}},
+var Named = named([]struct {
+	name, doc string
+	parts     []part
+}{
+	{DefaultName, "Is priced-miss with work multiplied by the batch size: what decides when nobody writes a configuration.", []part{{"priced-miss-scorer", 1, `{"batch": true}`}}},
 	{"llm-d-default", "Is what llm-d weighed by default before it was sticky: queue 2, KV cache 2 and cached prefix 3.", []part{
 		{"queue-scorer", 2, ""}, {"kv-cache-utilization-scorer", 2, ""}, {"prefix-cache-scorer", 3, ""}}},
 	{"precise", "Is llm-d-default with the prefixes that engines say they hold, by their KV events.", append(hears[:2:2],
@@ -58,6 +96,16 @@ var Named = []Policy{
 	{"least-request", "Takes the fewest requests in flight; needs no prefixes.", []part{{"active-request-scorer", 1, ""}}},
 	{"round-robin", "Takes endpoints in turn; needs no prefixes.", []part{{"round-robin-picker", 0, ""}}},
 	{"random", "Takes any endpoint; needs no prefixes.", []part{{"random-picker", 0, ""}}},
+})
+
+func named(list []struct {
+	name, doc string
+	parts     []part
+}) (out []Policy) {
+	for _, p := range list {
+		out = append(out, Policy{Name: p.name, Doc: p.doc, parts: p.parts})
+	}
+	return out
 }
 
 // Names lists the names of the policies.
@@ -69,9 +117,16 @@ func Names() []string {
 	return names
 }
 
-// ByName finds a policy. With "+precise" behind its name it knows what simulated engines hold, by their KV events. The
-// error suggests the nearest name.
+// ByName finds a policy. With "+precise" behind its name it knows what simulated engines hold, by their KV events;
+// with one of [Lines] requests wait before they are sent. The error suggests the nearest name.
 func ByName(name string) (Policy, error) {
+	for i := range lines {
+		if plain, ok := strings.CutSuffix(name, "+"+lines[i].name); ok {
+			p, err := ByName(plain)
+			p.Name, p.line = name, &lines[i]
+			return p, err
+		}
+	}
 	if plain, ok := strings.CutSuffix(name, precisely); ok && plain != "precise" {
 		p, err := ByName(plain)
 		p.Name, p.parts = name, append(hears[:2:2], p.parts...)
@@ -126,8 +181,14 @@ func (p Policy) Profile() (*sched.Profile, error) {
 // Config is the policy as an EndpointPickerConfig, in YAML.
 func (p Policy) Config() string {
 	var b strings.Builder
-	b.WriteString("apiVersion: llm-d.ai/v1\nkind: EndpointPickerConfig\nplugins:\n")
-	for _, t := range p.parts {
+	b.WriteString("apiVersion: llm-d.ai/v1\nkind: EndpointPickerConfig\n")
+	all := p.parts
+	if l := p.line; l != nil {
+		b.WriteString("featureGates: [flowControl]\n")
+		all = append(slices.Clone(all), l.fairness, l.order, part{typ: roomFor})
+	}
+	b.WriteString("plugins:\n")
+	for _, t := range all {
 		if t.parameters == "" {
 			fmt.Fprintf(&b, "- {type: %s}\n", t.typ)
 		} else {
@@ -144,6 +205,10 @@ func (p Policy) Config() string {
 		} else {
 			fmt.Fprintf(&b, "  - {pluginRef: %s}\n", t.typ)
 		}
+	}
+	if l := p.line; l != nil {
+		fmt.Fprintf(&b, "flowControl:\n  defaultRequestTTL: 0s\n  saturationDetector: {pluginRef: %s}\n  defaultPriorityBand: {fairnessPolicyRef: %s, orderingPolicyRef: %s}\n",
+			roomFor, l.fairness.typ, l.order.typ)
 	}
 	return b.String()
 }

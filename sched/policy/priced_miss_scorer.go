@@ -18,6 +18,10 @@ import (
 //
 //	(tokens in flight + uncached tokens of this prompt × 1/(1−h) + requestTokens × (requests + 1)) / rate + kvBarrier × k/(1−k)
 //
+// or, with batch, where n is the number of requests, this one included,
+//
+//	((uncached tokens of this prompt × 1/(1−h) + requestTokens) × n + tokens in flight × √n) / rate / √(1−k)
+//
 // and its score the least cost divided by its own, so that the highest total is the cheapest. It needs no other
 // scorer beside it and no tuning.
 //
@@ -30,20 +34,23 @@ import (
 //     without samples takes the median of the others, so that mixed hardware is balanced without a table.
 //   - k is the used share of the KV cache. One that is stale or absent takes the median of the others.
 //   - Requests are ours in flight, or more where the endpoint's fresh signals show more, as behind another replica.
+//   - With batch, a prompt pays for the requests that it makes wait: each of its chunks is a step in which all are
+//     answered later. Tokens in flight are paid by √n: with few requests they are the wait for the first token, with
+//     many they belong to requests that n counts already. That was tried, not derived; see design note 9.
 type PricedMissScorer struct {
 	// PrefixMatchInfoProducerName names the producer to read; empty for the first.
 	PrefixMatchInfoProducerName string `json:"prefixMatchInfoProducerName"`
 	// RequestTokens is what each request weighs beside its prompt, in tokens: for the steps of its output and the
 	// block of its prompt that is computed in any case. It keeps a burst of equal prompts from piling up.
 	RequestTokens float64 `json:"requestTokens"`
-	// KVBarrier is the cost of a KV cache that is half full, in seconds; at 0.9 it is nine times as much.
+	// KVBarrier is the cost of a KV cache that is half full, in seconds; at 0.9 it is nine times as much. Batch does
+	// without.
 	KVBarrier float64 `json:"kvBarrier"`
 	// MaxHitRate bounds the estimate of h and so the price, which is 20 at 0.95.
 	MaxHitRate float64 `json:"maxHitRate"`
 	// HitRate fixes h instead of estimating it. At 0 each request looks after itself alone.
 	HitRate *float64 `json:"hitRate"`
-	// Batch multiplies the tokens by the number of requests, this one included, instead of adding requestTokens for
-	// each: it favours the time per output token where answers are long.
+	// Batch makes it the other cost, in which requests that are answered there count with all they slow down.
 	Batch bool `json:"batch"`
 
 	hit          atomic.Uint64 // float64 bits of the estimate
@@ -78,16 +85,16 @@ func (p *PricedMissScorer) Score(c *sched.Cycle, score []float64) {
 	rates(c, score)
 	dark, fresh := 0, oldest(c)
 	for i, e := range c.Candidates {
-		n := batch(e, fresh)
-		work := float64(e.Load.Tokens()) + price*uncached(c, found, i) + p.RequestTokens
+		n, flying := batch(e, fresh), float64(e.Load.Tokens())
+		work := price*uncached(c, found, i) + p.RequestTokens
 		if p.Batch {
-			work *= n + 1
+			work = work*(n+1) + flying*math.Sqrt(n+1)
 		} else {
-			work += p.RequestTokens * n
+			work += flying + p.RequestTokens*n
 		}
 		score[i] = work / score[i]
 		if k := kvUse(e, fresh); k != unknown {
-			score[i] += p.KVBarrier * k / (1 - k)
+			score[i] = p.full(score[i], k)
 		} else {
 			dark++
 		}
@@ -96,6 +103,14 @@ func (p *PricedMissScorer) Score(c *sched.Cycle, score []float64) {
 		p.darkened(c, score)
 	}
 	cheapest(score)
+}
+
+// full is what a cost becomes where the share k of the KV cache is used.
+func (p *PricedMissScorer) full(cost, k float64) float64 {
+	if p.Batch {
+		return cost / math.Sqrt(1-k)
+	}
+	return cost + p.KVBarrier*k/(1-k)
 }
 
 // darkened adds what the median KV cache costs to those of which nobody tells. Where nobody tells of any, it is the
@@ -110,7 +125,7 @@ func (p *PricedMissScorer) darkened(c *sched.Cycle, cost []float64) {
 	k := median(known)
 	for i, e := range c.Candidates {
 		if kvUse(e, fresh) == unknown {
-			cost[i] += p.KVBarrier * k / (1 - k)
+			cost[i] = p.full(cost[i], k)
 		}
 	}
 }

@@ -54,7 +54,7 @@ func TestPlay(t *testing.T) {
 		// Alike in everything.
 		record("3", "a", candidate("a", 0, 1, 10, 0), candidate("b", 0, 1, 10, 0)),
 	}
-	same := Play(list, decider(t, "default"), 1, 3)
+	same := Play(list, decider(t, "llm-d-default"), 1, 3)
 	if same.Decisions != 3 || same.Moved != 0 || same.Same+same.Tied != 3 {
 		t.Errorf("default: %+v", same)
 	}
@@ -118,9 +118,9 @@ func TestRead(t *testing.T) {
 func FuzzRead(f *testing.F) {
 	f.Add([]byte(`{"decisions": [{"id": "a", "pick": "x/y", "candidates": [{"endpoint": "x/y", "in_flight": 3, "unseen": 9, "signals": {"waiting": {"state": "fresh", "value": 1}}}]}]}`))
 	f.Add([]byte(`[{"id": "a"}]`))
-	p, _ := policy.ByName("default")
+	p, _ := policy.ByName("llm-d-default")
 	profile, _ := p.Profile()
-	d := Decider{Name: "default", Plan: (&sched.Plan{Profiles: []*sched.Profile{profile}, Handler: policy.Handlers["single-profile-handler"]()}).Ready()}
+	d := Decider{Name: "llm-d-default", Plan: (&sched.Plan{Profiles: []*sched.Profile{profile}, Handler: policy.Handlers["single-profile-handler"]()}).Ready()}
 	f.Fuzz(func(t *testing.T, text []byte) {
 		list, _, err := Read("f", bytes.NewReader(text))
 		if err != nil {

@@ -313,10 +313,10 @@ func TestSameBytes(t *testing.T) {
 		change func(*Setup)
 	}{
 		{"approximate", func(*Setup) {}},
-		{"precise", func(s *Setup) { s.Lane = laneOf(t, "default", true, 0) }},
-		{"queued", func(s *Setup) { s.Lane = laneOf(t, "default", false, 4) }},
+		{"precise", func(s *Setup) { s.Lane = laneOf(t, "llm-d-default", true, 0) }},
+		{"queued", func(s *Setup) { s.Lane = laneOf(t, "llm-d-default", false, 4) }},
 		{"everything goes wrong", func(s *Setup) {
-			s.Lane, s.Replicas, s.Faults = laneOf(t, "default", true, 16), 2, faults
+			s.Lane, s.Replicas, s.Faults = laneOf(t, "llm-d-default", true, 16), 2, faults
 		}},
 	} {
 		t.Run(x.name, func(t *testing.T) {
@@ -352,7 +352,7 @@ func TestSameBytes(t *testing.T) {
 func TestPreciseKnows(t *testing.T) {
 	var lane *Lane
 	r, out := do(t, 3, func(s *Setup) {
-		build := laneOf(t, "default", true, 0)
+		build := laneOf(t, "llm-d-default", true, 0)
 		s.Lane = func(o flow.Options) (*Lane, error) {
 			l, err := build(o)
 			lane = l
