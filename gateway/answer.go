@@ -108,7 +108,7 @@ func (x *Exchange) judge(end observe.End) {
 // grade compares what was predicted of the endpoint's cache with what its engine reported.
 func (x *Exchange) grade() {
 	served := x.order != nil && x.out.Status >= 200 && x.out.Status < 300
-	if served && x.out.Address == x.order[x.at].Address {
+	if served && x.out.Address == x.order[x.at].Address && x.facts.Single() {
 		x.order[x.at].Load.Graded(int64(x.out.PredictedCached), int64(x.out.Cached), int64(x.out.PromptTokens))
 	}
 	x.settle(served && x.out.Address == x.order[x.at].Address) // what another served says nothing of this one

@@ -28,7 +28,7 @@ func (x *Exchange) newCycle(ctx context.Context, now time.Time) *sched.Cycle {
 	x.cycle, x.prepared = c, false
 	c.Context, c.Now, c.Stale = ctx, now, x.g.Stale
 	c.ID, c.Model, c.Salt, c.Tenant, c.Priority = x.out.ID, x.out.Target, x.facts.Salt, x.out.Tenant, x.out.Priority
-	c.Headers, c.MaxTokens = heeded{x}, x.facts.MaxTokens
+	c.Headers, c.MaxTokens, c.Recomputes = heeded{x}, x.facts.MaxTokens, x.facts.Recomputes
 	c.Prompt, c.Media, c.API, c.Body = nil, nil, x.api.String(), nil
 	if len(x.facts.Prompt) > 0 {
 		c.Prompt, c.Media, c.Body = x.feedPrompt, x.media, x.appendBody

@@ -91,6 +91,8 @@ type Facts struct {
 	N         int64 // choices asked for, 1 when not given
 	Salt      string
 	Tools     bool
+	// Recomputes tells that vLLM computes the whole prompt, whatever its cache has: the prompt's own log probabilities are asked for.
+	Recomputes bool
 	// Prompt lists the spans that the engine's prefix cache sees.
 	Prompt []PromptSpan
 
@@ -98,4 +100,15 @@ type Facts struct {
 	named   int    // how often that key came
 	begin   int64  // behind the object's brace
 	nothing bool   // the object has no keys
+}
+
+// Single tells that the engine's usage speaks of one prompt, read once: of several, vLLM says what it found of the last, and of
+// several choices each finds what the one before it computed.
+func (f *Facts) Single() bool {
+	for i := range f.Prompt {
+		if i > 0 && f.Prompt[i].First {
+			return false
+		}
+	}
+	return f.N <= 1
 }

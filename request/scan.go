@@ -43,6 +43,8 @@ type Scanner struct {
 	raw     int64  // where a value that is taken as a whole begins
 	spelled []byte // a name without its escapes
 
+	echo, probs, logs given // what asks for log probabilities of the prompt
+
 	model, salt string // of earlier bodies, most likely to come again
 }
 
@@ -54,6 +56,9 @@ const (
 	roleMax
 	roleN
 	roleSalt
+	roleEcho
+	roleProbs
+	roleLogs
 	roleStreamOptions
 	roleIncludeUsage
 	roleSampling
@@ -96,6 +101,7 @@ func (s *Scanner) Reset(api API) {
 	s.api = api
 	s.facts = Facts{Prompt: prompt, N: 1, models: s.facts.models[:0]}
 	s.maxFirst, s.max, s.order, s.message, s.fields, s.tops, s.again = 0, 0, 0, 0, 0, 0, 0
+	s.echo, s.probs, s.logs = absent, absent, absent
 	s.walk.reset(s)
 }
 
@@ -113,6 +119,10 @@ func (s *Scanner) Finish() *Facts {
 	}
 	f.Typed = true
 	f.MaxTokens = cmp.Or(s.maxFirst, s.max)
+	if s.api == Chat && s.logs == absent {
+		s.logs = set // top_logprobs is 0 where nobody says
+	}
+	f.Recomputes = s.probs == set || s.echo == set && s.logs == set
 	byOrder := func(a, b PromptSpan) int { return cmp.Compare(a.order, b.order) }
 	if !slices.IsSortedFunc(f.Prompt, byOrder) {
 		slices.SortStableFunc(f.Prompt, byOrder)
@@ -137,9 +147,13 @@ func (s *Scanner) key(in role, name []byte) role {
 			return roleIncludeUsage
 		}
 	case roleSampling:
-		if string(name) == "max_tokens" {
+		switch string(name) {
+		case "max_tokens":
 			s.max = 0
 			return roleMax
+		case "prompt_logprobs":
+			s.probs = absent
+			return roleProbs
 		}
 	case roleMessage:
 		return s.field(name)
@@ -178,6 +192,21 @@ func (s *Scanner) common(name []byte) role {
 	case "cache_salt":
 		f.Salt = ""
 		return roleSalt
+	case "echo":
+		if s.api == Chat || s.api == Completions {
+			s.echo = absent
+			return roleEcho
+		}
+	case "prompt_logprobs":
+		if s.api == Chat || s.api == Completions {
+			s.probs = absent
+			return roleProbs
+		}
+	case "logprobs", "top_logprobs":
+		if s.api == Completions && name[0] == 'l' || s.api == Chat && name[0] == 't' {
+			s.logs = absent
+			return roleLogs
+		}
 	case "max_completion_tokens":
 		if s.api == Chat {
 			s.maxFirst = 0
@@ -438,6 +467,15 @@ func (s *Scanner) scalar(r role, t token) {
 		f.Stream = string(t.raw) == "true"
 	case roleIncludeUsage:
 		f.IncludeUsage = string(t.raw) == "true"
+	case roleEcho:
+		s.echo = nothing
+		if string(t.raw) == "true" {
+			s.echo = set
+		}
+	case roleProbs:
+		s.probs = number(t)
+	case roleLogs:
+		s.logs = number(t)
 	case roleMaxFirst:
 		s.maxFirst = max(whole(t), 0)
 	case roleMax:
@@ -451,6 +489,23 @@ func (s *Scanner) scalar(r role, t token) {
 			s.found(t.Span, Text, false)
 		}
 	}
+}
+
+// given is whether a field says something.
+type given uint8
+
+const (
+	absent  given = iota
+	nothing       // null, or false
+	set
+)
+
+// number tells a number from null.
+func number(t token) given {
+	if isNumber(t.raw) {
+		return set
+	}
+	return nothing
 }
 
 // found adds a span to the prompt.

@@ -48,6 +48,7 @@ func describe(doc string, f *Facts) string {
 	add(f.N != 1, "n=%d", f.N)
 	add(f.Salt != "", "salt=%s", f.Salt)
 	add(f.Tools, "tools")
+	add(f.Recomputes, "recomputes")
 	for _, p := range f.Prompt {
 		mark := [...]string{"", "#", "@"}[p.Kind]
 		if p.First {
@@ -85,6 +86,16 @@ var scans = []struct {
 	{"anthropic system string", `{"system":"s","messages":[{"role":"user","content":"q"}]}`, Messages, `^s user q`},
 	{"generate", `{"token_ids":[5,6],"sampling_params":{"max_tokens":3},"max_tokens":4,"model":"m"}`, Generate, `model=m max=3 #^[5,6]`},
 	{"unknown path", `{"model":"m","stream":true,"prompt":"p"}`, Unknown, `model=m stream`},
+	{"log probabilities of the prompt", `{"prompt_logprobs":0}`, Chat, `recomputes`},
+	{"and none", `{"prompt_logprobs":1,"prompt_logprobs":null}`, Completions, ``},
+	{"of no such API", `{"prompt_logprobs":0,"echo":true,"logprobs":1}`, Responses, ``},
+	{"echoed", `{"echo":true,"logprobs":1}`, Completions, `recomputes`},
+	{"echoed, but no log probabilities", `{"echo":true,"logprobs":null}`, Completions, ``},
+	{"not echoed", `{"echo":false,"logprobs":1}`, Completions, ``},
+	{"a chat, echoed: 0 is a number", `{"echo":true,"logprobs":false}`, Chat, `recomputes`},
+	{"a chat, echoed, without", `{"echo":true,"top_logprobs":null}`, Chat, ``},
+	{"a chat, not echoed", `{"logprobs":true,"top_logprobs":3}`, Chat, ``},
+	{"ids, and log probabilities of the prompt", `{"token_ids":[1],"sampling_params":{"prompt_logprobs":3}}`, Generate, `recomputes #^[1]`},
 	{"numbers", `{"max_tokens":1e3,"n":2.0}`, Chat, `max=1000 n=2`},
 	{"bad numbers", `{"max_tokens":2.5,"n":-1,"max_completion_tokens":99999999999999999999}`, Chat, ``},
 	{"wrong types", `{"model":7,"stream":"true","max_tokens":[5],"n":{},"stream_options":[],"cache_salt":null,"messages":"x","tools":"y"}`, Chat, `^x`},
@@ -163,6 +174,20 @@ func TestScanAllocations(t *testing.T) {
 		}
 		if got := testing.AllocsPerRun(10, one); got > 0 {
 			t.Errorf("%s: %v allocations in steady state", test.name, got)
+		}
+	}
+}
+
+func TestSingle(t *testing.T) {
+	for doc, want := range map[string]bool{
+		`{}`: true, `{"prompt":"a"}`: true, `{"prompt":[1,2]}`: true, `{"prompt":["a"]}`: true, `{"prompt":["a","b"]}`: false,
+		`{"prompt":[[1],[2]]}`: false, `{"prompt":"a","n":2}`: false,
+	} {
+		var s Scanner
+		s.Reset(Completions)
+		s.Feed([]byte(doc))
+		if got := s.Finish().Single(); got != want {
+			t.Errorf("%s: got %t, want %t", doc, got, want)
 		}
 	}
 }

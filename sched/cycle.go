@@ -146,7 +146,9 @@ type Cycle struct {
 	Headers Headers
 	// MaxTokens is the caller's cap on output tokens, 0 for none.
 	MaxTokens int64
-	Prompt    Prompt
+	// Recomputes tells that the engine computes the whole prompt, whatever its cache has of it.
+	Recomputes bool
+	Prompt     Prompt
 	// API is the dialect of the request, such as chat, and Body appends its body as the endpoint will get it, but for a
 	// rewrite of the model; nil when there is none.
 	API  string
@@ -431,9 +433,12 @@ func (p *Prefix) Share(i int) float64 {
 	return min(1, worth/float64(p.Blocks))
 }
 
-// Cached is the cached part of the prompt at candidate i, in tokens, by the producer of that name.
+// Cached is the cached part of the prompt at candidate i that its engine will use, in tokens, by the producer of that name.
 func (c *Cycle) Cached(producer string, i int) int64 {
 	p := c.Prefix(producer)
+	if c.Recomputes {
+		return 0
+	}
 	return min(int64(p.Match[i])*int64(p.BlockTokens), c.Tokens)
 }
 

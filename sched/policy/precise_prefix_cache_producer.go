@@ -386,7 +386,9 @@ type promise struct {
 	capacity int
 	until    int64
 	ended    time.Time
-	// sure tells that all that was predicted, of so many tokens, was the engine's word; heard is how many events had come.
+	// one tells that there is one prompt, of which alone engines say what they had cached. sure tells that all that was predicted of it,
+	// of so many tokens, was the engine's word; heard is how many events had come.
+	one    bool
 	sure   bool
 	tokens int64
 	heard  uint64
@@ -419,9 +421,9 @@ func (p *PrecisePrefixCacheProducer) Placed(c *sched.Cycle, chosen *fleet.Endpoi
 	live := f.Live(c.Now) && c.Tokenized() && found.BlockTokens == p.mirror.Block()
 	r.load, r.block, r.capacity, r.until = chosen.Load, found.BlockTokens, capacityOf(chosen, found.BlockTokens), kvcache.Forever
 	keys := found.Hash.Keys
-	one := len(found.Hash.Starts) == 1
-	r.sure, r.at, r.tokens, r.heard = live && one && e.Provisional == 0, 0, c.Tokens, f.Events()
-	if one && live { // what is confirmed needs no promise
+	r.one = len(found.Hash.Starts) == 1
+	r.sure, r.at, r.tokens, r.heard = live && r.one && e.Provisional == 0 && !c.Recomputes, 0, c.Tokens, f.Events()
+	if r.one && live { // what is confirmed needs no promise
 		r.at = min(int(e.Confirmed()), len(keys))
 	}
 	keys = keys[r.at:]
@@ -464,7 +466,7 @@ func (r *promise) Settle(e sched.Ending) {
 		return
 	}
 	p.judge(r, e)
-	if n := min(int(e.Cached)/r.block-r.at, len(r.keys)); n > 0 && !r.load.Ended() {
+	if n := min(int(e.Cached)/r.block-r.at, len(r.keys)); n > 0 && r.one && !r.load.Ended() {
 		// The engine has read these from its cache: it holds them, though it did not say so while we listened.
 		p.mirror.Index.Add(r.keys[:n], r.load.Slot, r.capacity)
 		p.left(r.load)

@@ -43,10 +43,13 @@ func tokensFrom(first, n int) []uint32 {
 }
 
 // ask looks a prompt up.
-func (r *preciseRig) ask(model string, ids []uint32) *sched.Cycle {
+func (r *preciseRig) ask(model string, prompts ...[]uint32) *sched.Cycle {
 	c := &sched.Cycle{Now: r.now, Model: model}
 	c.Begin(r.e)
-	c.Prompts.IDs, c.Prompts.Starts, c.Tokens = ids, []int32{0}, int64(len(ids))
+	for _, ids := range prompts {
+		c.Prompts.Starts, c.Prompts.IDs = append(c.Prompts.Starts, int32(len(c.Prompts.IDs))), append(c.Prompts.IDs, ids...)
+	}
+	c.Tokens = int64(len(c.Prompts.IDs))
 	r.p.Produce(c)
 	return c
 }
@@ -204,6 +207,33 @@ func TestWithoutEvents(t *testing.T) {
 		r.end(c, true, 100, 0)
 		later(r)
 		r.want("not when it speaks again", r.ask("m", tokensFrom(5000, 100)), 0, 0, 0)
+	})
+	t.Run("one that was asked to compute it all", func(t *testing.T) {
+		r := newPreciseRig(t, 1)
+		r.says(0, "", ids)
+		for range 20 {
+			c := r.ask("m", ids)
+			c.Recomputes = true
+			if got := c.Cached("precise", 0); got != 0 {
+				t.Errorf("%d tokens predicted", got)
+			}
+			r.p.Placed(c, r.e[0])
+			r.end(c, true, 100, 0)
+		}
+		if r.p.Mirror().Of(0).Muted(r.now) {
+			t.Error("it is not believed")
+		}
+		r.want("all is still known", r.ask("m", ids), 0, 6, 0)
+	})
+	t.Run("one that was asked several prompts", func(t *testing.T) { // and says what it had of the last
+		r := newPreciseRig(t, 1)
+		r.says(0, "", tokensFrom(9000, 16))
+		c := r.ask("m", ids, tokensFrom(2000, 100))
+		r.p.Placed(c, r.e[0])
+		r.end(c, true, 200, 96)
+		r.says(0, "", tokensFrom(8000, 16)) // the engine speaks, but not of this
+		r.p.late(r.now.Add(lateEvents))
+		r.want("the first is no longer expected", r.ask("m", ids), 0, 0, 0)
 	})
 	t.Run("one that is wrong", func(t *testing.T) {
 		r := newPreciseRig(t, 1)
