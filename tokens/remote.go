@@ -35,8 +35,8 @@ type RemoteOptions struct {
 	Transport http.RoundTripper
 }
 
-// Remote asks vLLM's own endpoints for a request's tokens: /v1/chat/completions/render and its sisters, of `vllm serve` or
-// of `vllm launch render`, and /tokenize where those are missing. It is safe for concurrent use.
+// Remote asks vLLM's own endpoints for a request's tokens: /v1/chat/completions/render and its sisters, of `vllm launch render` or
+// of `vllm serve --enable-scale-out`, and /tokenize where those are missing or forbidden. It is safe for concurrent use.
 //
 // A service that fails three times in a row is left alone: for a second, and twice as long after each failure more, 30 s at
 // most; then one question finds out. Till then the answer is [ErrService], at once.
@@ -46,16 +46,17 @@ type Remote struct {
 	client  *http.Client
 	places  chan struct{}
 	mu      sync.Mutex
-	failed  int       // in a row
-	until   time.Time // it is left alone till then
-	trying  bool      // one question finds out
-	noPaths map[string]bool
+	failed  int                  // in a row
+	until   time.Time            // it is left alone till then
+	trying  bool                 // one question finds out
+	noPaths map[string]time.Time // when paths that it has not will be asked for again
 }
 
 const (
 	failuresToOpen = 3
 	firstPause     = time.Second
 	longestPause   = 30 * time.Second
+	pathAgain      = time.Minute // a service may be replaced by one that has the path
 )
 
 // NewRemote returns a client of the service at url, such as http://127.0.0.1:8000. It does not ask anything yet.
@@ -80,7 +81,7 @@ func NewRemote(url string, o RemoteOptions) *Remote {
 		}
 	}
 	return &Remote{url: strings.TrimSuffix(url, "/"), o: o, client: &http.Client{Transport: o.Transport},
-		places: make(chan struct{}, o.MaxInFlight), noPaths: map[string]bool{}}
+		places: make(chan struct{}, o.MaxInFlight), noPaths: map[string]time.Time{}}
 }
 
 // renderPaths are where bodies of an API are rendered, and where they are tokenized by services that do not render.
@@ -190,20 +191,35 @@ func (r *Remote) leave(err error) {
 func (r *Remote) ask(ctx context.Context, paths [2]string, body []byte, into *Prompts) error {
 	for i, path := range paths {
 		r.mu.Lock()
-		missing := path == "" || r.noPaths[path]
+		missing := path == "" || time.Now().Before(r.noPaths[path])
 		r.mu.Unlock()
 		if missing {
 			continue
+		}
+		if i == 1 && !tokenizable(body) {
+			break
 		}
 		err := r.post(ctx, path, body, i == 1, into)
 		if !errors.Is(err, errNoPath) {
 			return err
 		}
 		r.mu.Lock()
-		r.noPaths[path] = true
+		r.noPaths[path] = time.Now().Add(pathAgain)
 		r.mu.Unlock()
 	}
-	return fmt.Errorf("%w: %s has no %s", ErrUnsupported, r.url, paths[0])
+	return fmt.Errorf("%w: %s has no %s; vLLM has it with --enable-scale-out", ErrUnsupported, r.url, paths[0])
+}
+
+// tokenizable tells whether /tokenize reads all of a body: it takes one text, or messages, and ignores what else changes a prompt.
+func tokenizable(body []byte) bool {
+	var b struct {
+		Prompt    json.RawMessage
+		Truncate  json.RawMessage `json:"truncate_prompt_tokens"`
+		Documents json.RawMessage
+		Effort    json.RawMessage `json:"reasoning_effort"`
+		Transfer  json.RawMessage `json:"kv_transfer_params"`
+	}
+	return json.Unmarshal(body, &b) == nil && len(b.Truncate)+len(b.Documents)+len(b.Effort)+len(b.Transfer) == 0 && (len(b.Prompt) == 0 || b.Prompt[0] == '"')
 }
 
 var errNoPath = errors.New("no such path")
@@ -227,6 +243,8 @@ func (r *Remote) post(ctx context.Context, path string, body []byte, tokenize bo
 		return fmt.Errorf("%w: %s: the answer is longer than %d bytes", ErrService, path, r.o.MaxAnswer)
 	case res.StatusCode == http.StatusNotFound && !bytes.Contains(data, []byte("model")):
 		return errNoPath // FastAPI's own answer; that of a model that is not there names it
+	case res.StatusCode == http.StatusForbidden: // by vLLM 0.32 without --enable-scale-out
+		return errNoPath
 	case res.StatusCode == http.StatusNotImplemented:
 		return fmt.Errorf("%w: %s: %s", ErrUnsupported, path, brief(data))
 	case res.StatusCode >= 400 && res.StatusCode < 500 && res.StatusCode != http.StatusTooManyRequests && res.StatusCode != http.StatusRequestTimeout:

@@ -102,6 +102,38 @@ func TestRemoteTokenize(t *testing.T) {
 	}
 }
 
+// TestRemoteForbidden has a vLLM that was not told to render: it is asked again after a minute, and /tokenize till then, for what that
+// can read.
+func TestRemoteForbidden(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var asked []string
+		r := tokens.NewRemote("http://x", tokens.RemoteOptions{Transport: service(func(path string, _ map[string]any) (int, string) {
+			asked = append(asked, path)
+			if path == "/tokenize" {
+				return 200, `{"tokens":[4,5]}`
+			}
+			return 403, `{"error":{"message":"Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them.","type":"PermissionDeniedError","code":403}}`
+		})})
+		var p tokens.Prompts
+		for _, q := range []struct {
+			body string
+			want error
+		}{{`{"prompt":"a"}`, nil}, {`{"prompt":"b"}`, nil}, {`{"prompt":["a","b"]}`, tokens.ErrUnsupported}, {`{"prompt":[1]}`, tokens.ErrUnsupported},
+			{`{"prompt":"a","truncate_prompt_tokens":1}`, tokens.ErrUnsupported}} {
+			if err := r.Read(t.Context(), "completions", []byte(q.body), &p); !errors.Is(err, q.want) || (err == nil) != (q.want == nil) {
+				t.Errorf("%s: got %v, want %v", q.body, err, q.want)
+			}
+		}
+		time.Sleep(time.Minute)
+		if err := r.Read(t.Context(), "completions", []byte(`{"prompt":"c"}`), &p); err != nil {
+			t.Error(err)
+		}
+		if want := []string{"/v1/completions/render", "/tokenize", "/tokenize", "/v1/completions/render", "/tokenize"}; !slices.Equal(asked, want) {
+			t.Errorf("asked %v, want %v", asked, want)
+		}
+	})
+}
+
 func TestRemoteNonsense(t *testing.T) {
 	for _, answer := range []string{``, `[]`, `{}`, `{"token_ids":[-1]}`, `{"token_ids":[1],"features":{"mm_hashes":{"image":["h"]}}}`,
 		`{"token_ids":[1],"features":{"mm_hashes":{"image":["h"]},"mm_placeholders":{"image":[{"offset":0,"length":2}]}}}`, strings.Repeat(" ", 2000)} {

@@ -65,7 +65,8 @@ func (p *TokenProducer) Tokens() *TokenProducer { return p }
 
 // RenderService is a vLLM server that renders prompts into tokens.
 type RenderService struct {
-	// URL is its address, http://localhost:8000 when left out.
+	// URL is its address, http://localhost:8000 when left out; of `vllm launch render`, or of `vllm serve` with --enable-scale-out,
+	// without which vLLM 0.32 forbids to render and only /tokenize answers, for one text or chat at a time.
 	URL string `json:"url"`
 	// Timeout bounds a call, such as 5s, which it is when left out.
 	Timeout string `json:"timeout"`
