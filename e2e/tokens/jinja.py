@@ -4,6 +4,7 @@
 import json
 import sys
 
+import jinja2  # noqa: F401  without it every snippet would seem to fail
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 CONTEXT = {
