@@ -169,7 +169,7 @@ func (c *chart) draw() template.HTML {
 	left := 40.0
 	right := 12.0
 	if c.labels {
-		right = 112
+		right = 124
 	}
 	x := axis{low: math.Inf(1), high: math.Inf(-1), to: plotWidth - right, log: c.logX}
 	y := axis{low: 0, high: c.yHigh, from: height - bottom, to: top, log: c.logY}
@@ -341,7 +341,7 @@ type strip struct {
 
 // strips draws rows with their names and values beside them; log where they span more than a decade.
 func strips(title, summary string, rows []strip, text func(float64) string, high float64, log bool) template.HTML {
-	const left, right, top, each, bottom = 108, 58, 6, 19, 24
+	const left, right, top, each, bottom = 120, 58, 6, 19, 24
 	height := top + each*float64(len(rows)) + bottom
 	x := axis{low: math.Inf(1), high: high, from: left, to: plotWidth - right}
 	for _, r := range rows {
@@ -499,7 +499,7 @@ type part struct {
 
 // stack draws bars of parts that sum up to at most 1.
 func stack(title, summary string, names []string, bars [][]part, beside []string) template.HTML {
-	const left, right, top, each = 108, 44, 16, 22
+	const left, right, top, each = 120, 44, 16, 22
 	height := top + each*float64(len(bars)) + 4
 	s := newSVG(height, title, summary)
 	for i, bar := range bars {
