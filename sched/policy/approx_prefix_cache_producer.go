@@ -38,7 +38,7 @@ type ApproxPrefixCacheProducer struct {
 func newApproxPrefixCacheProducer() ApproxPrefixCacheProducer {
 	return ApproxPrefixCacheProducer{
 		AutoTune: true, BlockSizeTokens: 16, MaxPrefixTokensToMatch: 131072,
-		MaxPrefixBlocksToMatch: 2048, LRUCapacityPerServer: 31250, index: kvcache.NewIndex(), unshown: new(unshown),
+		MaxPrefixBlocksToMatch: 2048, LRUCapacityPerServer: usualCapacity, index: kvcache.NewIndex(), unshown: new(unshown),
 	}
 }
 
@@ -138,12 +138,22 @@ func (p *ApproxPrefixCacheProducer) Placed(c *sched.Cycle, chosen *fleet.Endpoin
 
 // capacity is how many blocks of our size an endpoint's cache has.
 func (p *ApproxPrefixCacheProducer) capacity(e *fleet.Endpoint, block int) int {
-	blocks := p.LRUCapacityPerServer
-	if p.AutoTune && e.BlockSize > 0 && e.NumBlocks > 0 {
-		blocks = int(float64(e.NumBlocks) * float64(e.BlockSize) / float64(block)) // which do not overflow
+	if !p.AutoTune {
+		return min(max(p.LRUCapacityPerServer, 1), mostBlocks)
 	}
-	return min(max(blocks, 1), mostBlocks)
+	return capacityOf(e, block, p.LRUCapacityPerServer)
 }
+
+// capacityOf is how many blocks of so many tokens an endpoint's cache has, or untold where its engine does not tell.
+func capacityOf(e *fleet.Endpoint, block, untold int) int {
+	if e.BlockSize > 0 && e.NumBlocks > 0 {
+		untold = int(float64(e.NumBlocks) * float64(e.BlockSize) / float64(block)) // which do not overflow
+	}
+	return min(max(untold, 1), mostBlocks)
+}
+
+// usualCapacity is for engines that do not tell, in blocks.
+const usualCapacity = 31250
 
 // Gone implements [sched.Leaver].
 func (p *ApproxPrefixCacheProducer) Gone(loads []*fleet.Load) {

@@ -168,6 +168,8 @@ const (
 // usualTiers is what a block is worth in each tier, where nobody says; the field's figures, and the processor's for the disk.
 var usualTiers = [3]float64{1, 0.8, 0.8}
 
+var tiersByName = map[string]kvcache.Tier{"gpu": kvcache.GPU, "cpu": kvcache.CPU, "disk": kvcache.Disk, "storage": kvcache.Disk}
+
 func newPrecisePrefixCacheProducer() *PrecisePrefixCacheProducer {
 	return &PrecisePrefixCacheProducer{KVIndexing: usualKVIndexing(), unshown: new(unshown), mirror: kvcache.NewMirror(usualIndexBytes, 0)}
 }
@@ -254,12 +256,10 @@ func (x *KVIndexer) validate(p *KVIndexing) error {
 	p.bytes = max(p.bytes, leastIndexBytes)
 	p.tiers = usualTiers
 	for i, b := range x.KVCacheBackendConfigs {
-		tier, ok := map[string]kvcache.Tier{"gpu": kvcache.GPU, "cpu": kvcache.CPU, "disk": kvcache.Disk, "storage": kvcache.Disk}[strings.ToLower(b.Name)]
-		switch {
-		case !(b.Weight >= 0 && b.Weight <= 1):
+		if !(b.Weight >= 0 && b.Weight <= 1) {
 			return fmt.Errorf("kvCacheBackendConfigs[%d].weight: must be between 0 and 1", i)
 		}
-		if ok { // of any other, engines' blocks are not followed
+		if tier, ok := tiersByName[strings.ToLower(b.Name)]; ok { // of any other, engines' blocks are not followed
 			p.tiers[tier] = b.Weight
 		}
 	}
@@ -419,7 +419,7 @@ func (p *PrecisePrefixCacheProducer) Placed(c *sched.Cycle, chosen *fleet.Endpoi
 	}
 	f := p.mirror.Of(chosen.Load.Slot)
 	live := f.Live(c.Now) && c.Tokenized() && found.BlockTokens == p.mirror.Block()
-	r.load, r.block, r.capacity, r.until = chosen.Load, found.BlockTokens, capacityOf(chosen, found.BlockTokens), kvcache.Forever
+	r.load, r.block, r.capacity, r.until = chosen.Load, found.BlockTokens, capacityOf(chosen, found.BlockTokens, usualCapacity), kvcache.Forever
 	keys := found.Hash.Keys
 	r.one = len(found.Hash.Starts) == 1
 	r.sure, r.at, r.tokens, r.heard = live && r.one && e.Provisional == 0 && !c.Recomputes, 0, c.Tokens, f.Events()
@@ -535,15 +535,3 @@ func (p *PrecisePrefixCacheProducer) Gone(loads []*fleet.Load) {
 		p.mirror.Gone(l.Slot)
 	}
 }
-
-// capacityOf is how many blocks of so many tokens an endpoint's cache has.
-func capacityOf(e *fleet.Endpoint, block int) int {
-	blocks := usualCapacity
-	if e.BlockSize > 0 && e.NumBlocks > 0 {
-		blocks = int(float64(e.NumBlocks) * float64(e.BlockSize) / float64(block))
-	}
-	return min(max(blocks, 1), mostBlocks)
-}
-
-// usualCapacity is for engines that do not tell.
-const usualCapacity = 31250
