@@ -4,16 +4,8 @@
 # installed: it needs no root. Prints the folder: chromium is the program.
 . "$(dirname "$0")/lib.sh"
 
-apt() { apt-get -qq -o Dir::State="$PWD/apt" -o Dir::State::status=/var/lib/dpkg/status -o Dir::Cache="$PWD/apt" -o APT::Sandbox::User= "$@"; }
-
 fill() {
-	if ! command -v apt-get >/dev/null || ! command -v dpkg-deb >/dev/null; then
-		say "this takes Debian's package: it needs apt-get and dpkg-deb"
-		return 1
-	fi
-	mkdir -p apt/lists/partial apt/archives/partial
-	retry apt update # lists of its own, since those of the machine may be old or not there
-	retry apt install --yes --reinstall --download-only --no-install-recommends -o Debug::NoLocking=1 chromium fonts-dejavu-core
+	debian install --yes --reinstall --download-only --no-install-recommends -o Debug::NoLocking=1 chromium fonts-dejavu-core
 	for deb in apt/archives/*.deb; do dpkg-deb -x "$deb" .; done
 	rm -rf apt
 	cat >fonts.conf <<-END

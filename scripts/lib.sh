@@ -45,3 +45,18 @@ venv() {
 }
 
 pip() { venv/bin/python -m pip -q --disable-pip-version-check --no-input "$@"; }
+
+# debian COMMAND…: apt-get with lists of its own in ./apt, since those of the machine may be old or not there. It
+# needs no root and installs nothing; the first call fetches the lists. Remove ./apt when done.
+debian() {
+	local apt=(apt-get -qq -o Dir::State="$PWD/apt" -o Dir::State::status=/var/lib/dpkg/status -o Dir::Cache="$PWD/apt" -o APT::Sandbox::User=)
+	if ! command -v apt-get >/dev/null || ! command -v dpkg-deb >/dev/null; then
+		say "this takes Debian's package: it needs apt-get and dpkg-deb"
+		return 1
+	fi
+	if [ ! -d apt ]; then
+		mkdir -p apt/lists/partial apt/archives/partial
+		retry "${apt[@]}" update
+	fi
+	retry "${apt[@]}" "$@"
+}

@@ -112,7 +112,8 @@ func (r *Remote) Read(ctx context.Context, api string, body []byte, into *Prompt
 	default:
 		return fmt.Errorf("%w: %d questions are under way", ErrService, r.o.MaxInFlight)
 	}
-	if err := r.enter(); err != nil {
+	probe, err := r.enter()
+	if err != nil {
 		return err
 	}
 	timeout := r.o.Timeout
@@ -129,7 +130,7 @@ func (r *Remote) Read(ctx context.Context, api string, body []byte, into *Prompt
 	if err != nil {
 		into.IDs, into.Starts, into.Media = into.IDs[:ids], into.Starts[:starts], into.Media[:media]
 	}
-	r.leave(err)
+	r.leave(err, probe)
 	return err
 }
 
@@ -152,25 +153,27 @@ func (r *Remote) dress(body []byte) ([]byte, error) {
 	return append(out, '}'), nil
 }
 
-// enter asks whether the service may be asked.
-func (r *Remote) enter() error {
+// enter asks whether the service may be asked, and whether this is the question that finds out.
+func (r *Remote) enter() (probe bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.failed < failuresToOpen {
-		return nil
+		return false, nil
 	}
 	if r.trying || time.Now().Before(r.until) {
-		return fmt.Errorf("%w: %s failed %d times in a row and is left alone", ErrService, r.url, r.failed)
+		return false, fmt.Errorf("%w: %s failed %d times in a row and is left alone", ErrService, r.url, r.failed)
 	}
 	r.trying = true
-	return nil
+	return true, nil
 }
 
 // leave counts what became of a question. One that its asker gave up says nothing.
-func (r *Remote) leave(err error) {
+func (r *Remote) leave(err error, probe bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.trying = false
+	if probe {
+		r.trying = false
+	}
 	switch {
 	case !errors.Is(err, ErrService):
 		r.failed = 0

@@ -213,3 +213,42 @@ func TestRemoteFull(t *testing.T) {
 		}
 	})
 }
+
+// TestRemoteOneProbe has a question of before the pause end while another finds out: no third one is asked then.
+func TestRemoteOneProbe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		end := map[string]chan struct{}{"early": make(chan struct{}), "probe": make(chan struct{})}
+		asked := make(chan string, 10)
+		r := tokens.NewRemote("http://x", tokens.RemoteOptions{Timeout: time.Hour, Transport: service(func(_ string, body map[string]any) (int, string) {
+			name := body["prompt"].(string)
+			asked <- name
+			if c := end[name]; c != nil {
+				<-c
+			}
+			return 503, ""
+		})})
+		read := func(name string) { r.Read(t.Context(), "completions", []byte(`{"prompt":"`+name+`"}`), &tokens.Prompts{}) }
+		go read("early")
+		synctest.Wait()
+		for range 3 {
+			read("wrong")
+		}
+		time.Sleep(2 * time.Second)
+		go read("probe")
+		synctest.Wait()
+		close(end["early"])
+		synctest.Wait()
+		time.Sleep(time.Minute)
+		read("third")
+		close(end["probe"])
+		synctest.Wait()
+		close(asked)
+		var got []string
+		for name := range asked {
+			got = append(got, name)
+		}
+		if want := []string{"early", "wrong", "wrong", "wrong", "probe"}; !slices.Equal(got, want) {
+			t.Errorf("asked %v, want %v", got, want)
+		}
+	})
+}
