@@ -227,7 +227,9 @@ func TestRemoteOneProbe(t *testing.T) {
 			}
 			return 503, ""
 		})})
-		read := func(name string) { r.Read(t.Context(), "completions", []byte(`{"prompt":"`+name+`"}`), &tokens.Prompts{}) }
+		read := func(name string) {
+			r.Read(t.Context(), "completions", []byte(`{"prompt":"`+name+`"}`), &tokens.Prompts{})
+		}
 		go read("early")
 		synctest.Wait()
 		for range 3 {
