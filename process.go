@@ -36,8 +36,8 @@ type settings struct {
 	http, extproc, health, metrics string // addresses; empty for off
 	secure                         bool   // TLS at the ext_proc door
 	certPath                       string
-	healthOnDoor                   bool // the health service also on the ext_proc port
-	drain                          time.Duration
+	healthOnDoor                   bool          // the health service also on the ext_proc port
+	lameDuck, drain                time.Duration // told to end: requests still come in; open ones may finish
 	interval, stale                time.Duration // of scrapes; of signals
 	pprof                          bool
 	verbosity                      int
@@ -108,8 +108,9 @@ func (p *process) run(ctx context.Context, cfg *config.Config) error {
 	}
 	behind, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
-	open, shut := context.WithCancel(ctx)
+	open, shut := context.WithCancel(behind)
 	defer shut()
+	defer takeLeave(ctx, p.lameDuck, p.gw.Drain, shut)()
 	doors, doorsCtx := errgroup.WithContext(open)
 	rest, restCtx := errgroup.WithContext(behind)
 	context.AfterFunc(restCtx, shut) // a source that fails ends the doors, too
@@ -130,7 +131,7 @@ func (p *process) run(ctx context.Context, cfg *config.Config) error {
 	p.openDoors(doorsCtx, doors, l, cfg, certificate)
 	doors.Go(func() error {
 		<-doorsCtx.Done()
-		p.gw.Drain()
+		p.gw.Drain() // new only where a source has failed
 		p.log.Info("leaving: open requests may finish", slog.String("drain", p.drain.String()), slog.Int64("open", p.gw.Open()))
 		// Those that wait have their chance until there is just time to tell them.
 		late := time.AfterFunc(p.drain-min(p.drain/10, time.Second), p.gw.Refuse)
@@ -165,6 +166,15 @@ func (p *process) openDoors(ctx context.Context, g *errgroup.Group, l *listeners
 		})
 		g.Go(func() error { return door.Run(ctx, l.extproc) })
 	}
+}
+
+// takeLeave is how a gateway goes when ctx ends: drain tells all who ask that it is leaving, and shut closes its
+// doors after the time that those need to send their requests elsewhere. The function it returns forgets all.
+func takeLeave(ctx context.Context, lameDuck time.Duration, drain, shut func()) (forget func() bool) {
+	return context.AfterFunc(ctx, func() {
+		drain()
+		time.AfterFunc(lameDuck, shut)
+	})
 }
 
 // notReady says why no request should be sent here, or nil.

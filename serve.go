@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -19,13 +20,23 @@ import (
 
 // defaults are the settings that all gateways begin with.
 func defaults() settings {
-	return settings{drain: 30 * time.Second, interval: 50 * time.Millisecond, stale: 2 * time.Second, pprof: true, verbosity: 2}
+	return settings{lameDuck: lameDuck(), drain: 30 * time.Second, interval: 50 * time.Millisecond, stale: 2 * time.Second, pprof: true, verbosity: 2}
+}
+
+// lameDuck is how long a gateway still lets requests in when it is told to end. In a Kubernetes pod those who send
+// them are told at the same time as the pod itself, and know some seconds later.
+func lameDuck() time.Duration {
+	if os.Getenv("KUBERNETES_SERVICE_HOST") != "" {
+		return 5 * time.Second
+	}
+	return 0
 }
 
 // common adds the flags that every gateway has.
 func (s *settings) common(fs *pflag.FlagSet) {
 	fs.DurationVar(&s.interval, "refresh-metrics-interval", s.interval, "time between two looks at an endpoint's metrics; at least 50ms")
 	fs.DurationVar(&s.stale, "metrics-staleness-threshold", s.stale, "age at which a signal counts as unknown")
+	fs.DurationVar(&s.lameDuck, "lame-duck", s.lameDuck, "when told to end, how long requests are still let in while readiness is off (5s by default in a Kubernetes pod)")
 	fs.DurationVar(&s.drain, "drain-timeout", s.drain, "how long open requests may take to finish when told to end")
 	fs.BoolVar(&s.pprof, "enable-pprof", s.pprof, "serve /debug/pprof on the metrics address")
 	fs.IntVarP(&s.verbosity, "v", "v", s.verbosity, "log level: 1 warnings, 2 info, 4 debug (each decision step by step), 5 trace")
