@@ -386,7 +386,7 @@ func (h *heard) apply(e *kvevents.Event, rank int) {
 		}
 		st := &h.stored
 		*st = kvcache.Stored{Hashes: e.Hashes, Parent: e.Parent, HasParent: e.HasParent, Tokens: e.Tokens, BlockTokens: e.BlockSize,
-			Adapter: e.LoraName, Tier: tier, Group: group, Kind: e.SpecKind, Rank: rank}
+			Adapter: e.LoraName, Tier: tier, Group: group, Kind: e.SpecKind, Rank: rank, Reused: e.Reused}
 		if len(e.Extras) > 0 {
 			for len(h.extras) < len(e.Hashes) {
 				h.extras = append(h.extras, nil)

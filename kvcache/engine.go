@@ -59,6 +59,8 @@ type Stored struct {
 	Group int
 	Kind  string
 	Rank  int
+	// Reused blocks are told of again since a request read them: no further copy of them was made.
+	Reused bool
 }
 
 // Counts tell what became of an engine's events.
@@ -329,7 +331,7 @@ func (e *Engine) store(s *Stored, m *member) {
 		}
 		e.ends = append(e.ends, end{name: hash + e.salt, keys: len(e.keys) - first, phase: phase})
 	}
-	e.confirm(m, s.Tier)
+	e.confirm(m, s.Tier, s.Reused)
 	if len(e.waiting) > 0 {
 		for _, hash := range s.Hashes[:len(e.ends)] {
 			e.next = append(e.next, e.waiting[name(hash, s.Group, s.Rank)]...)
@@ -353,7 +355,7 @@ func (e *Engine) find(hash uint64, m *member, next []uint64) (state uint64, phas
 }
 
 // confirm writes down blocks whose keys were computed.
-func (e *Engine) confirm(m *member, tier Tier) {
+func (e *Engine) confirm(m *member, tier Tier, reused bool) {
 	x, keys := e.index, e.keys
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -369,7 +371,7 @@ func (e *Engine) confirm(m *member, tier Tier) {
 			e.ends = e.ends[:i]
 			break
 		}
-		if e.hold(m, own, tier) {
+		if e.hold(m, own, tier, reused) {
 			e.counts.Again++
 		} else {
 			e.counts.Stored++
@@ -379,8 +381,8 @@ func (e *Engine) confirm(m *member, tier Tier) {
 	x.tidyLot(e.o.Slot)
 }
 
-// hold confirms the keys of one block and tells whether it was held in that tier before.
-func (e *Engine) hold(m *member, keys []uint64, tier Tier) (again bool) {
+// hold confirms the keys of one block, once more unless it is only reused, and tells whether it was held in that tier before.
+func (e *Engine) hold(m *member, keys []uint64, tier Tier, reused bool) (again bool) {
 	x := e.index
 	for _, key := range keys {
 		lot := x.openSure(e.o.Slot, m.part)
@@ -391,6 +393,7 @@ func (e *Engine) hold(m *member, keys []uint64, tier Tier) (again bool) {
 		before, _ := x.write(key, change{do: confirm, slot: e.o.Slot, part: m.part, lot: lot, tiers: 1 << tier})
 		again = before>>lotBits&(1<<tier) != 0 && x.lots[before&lotMask].sure
 		switch p := (place{norm(key), tier}); {
+		case again && reused:
 		case again && (m.more[p] > 0 || len(m.more) < e.o.MaxBlocks && x.spare(placeBytes) >= 0):
 			if m.more == nil {
 				m.more = map[place]uint32{}
@@ -426,7 +429,7 @@ func (e *Engine) move(s *Stored, m *member) {
 		}
 		r := shard.rows[at]
 		e.keys = append(x.names.linked(e.keys[:0], r.tag, r.state, shard.note(at)), r.state)
-		if e.hold(m, e.keys, s.Tier) {
+		if e.hold(m, e.keys, s.Tier, s.Reused) {
 			e.counts.Again++
 		} else {
 			e.counts.Stored++
@@ -682,6 +685,22 @@ func (e *Engine) Gap(missed uint64, until int64) {
 	e.lose() // what waits may have left as well
 	e.index.mu.Unlock()
 	e.index.Doubt(e.o.Slot, until)
+}
+
+// Once tells that the engine had to compute the blocks of these keys, though it had said that it holds them: it has each no
+// more often than once, however often it was announced. So what was counted too high is counted right again.
+func (e *Engine) Once(keys []uint64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.index.mu.Lock()
+	defer e.index.mu.Unlock()
+	for _, m := range e.parts {
+		for i := 0; i < len(keys) && len(m.more) > 0; i++ {
+			for tier := range Tier(tiers) {
+				e.index.once(m, place{norm(keys[i]), tier})
+			}
+		}
+	}
 }
 
 // Close forgets all, for the endpoint is gone. Events that come late do nothing.

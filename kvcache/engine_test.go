@@ -18,8 +18,8 @@ import (
 //
 //	engines a b block=16 cell=16
 //	play query=1..48 [model= salt= image=]
-//	store a 101,102 [parent=100] tokens=1..32 [size=16 adapter= tier=cpu group=1 kind= rank=1 extras=x/-]
-//	remove a 101 [tier= group= rank=] · clear a · restart a · gap a missed=3 until=9 · close a
+//	store a 101,102 [parent=100] tokens=1..32 [size=16 adapter= tier=cpu group=1 kind= rank=1 extras=x/- reused=1]
+//	remove a 101 [tier= group= rank=] · clear a · restart a · gap a missed=3 until=9 · close a · computed a tokens=1..48
 //	expect a tokens=1..48 until=5 · unexpect a tokens=1..48 until=5 · now 4 · counts a
 func TestEngineScenarios(t *testing.T) {
 	datadriven.Walk(t, "testdata/engine", func(t *testing.T, path string) {
@@ -150,6 +150,7 @@ func (w *world) play(t *testing.T, line string, q *request) string {
 		s := &Stored{
 			Hashes: hashes, Parent: uint64(num("parent", 0)), HasParent: arg["parent"] != "", Tokens: span16(t, arg["tokens"]),
 			BlockTokens: num("size", 16), Adapter: arg["adapter"], Tier: tier, Group: num("group", 0), Kind: arg["kind"], Rank: num("rank", 0),
+			Reused: arg["reused"] != "",
 		}
 		if arg["extras"] != "" {
 			for x := range strings.SplitSeq(arg["extras"], "/") {
@@ -169,6 +170,8 @@ func (w *world) play(t *testing.T, line string, q *request) string {
 		e.Restart(num("rank", 0))
 	case "gap":
 		e.Gap(uint64(num("missed", 1)), int64(num("until", math.MaxInt64)))
+	case "computed":
+		e.Once(w.keys(t, arg["tokens"], q).Keys)
 	case "close":
 		e.Close()
 	case "expect":

@@ -319,6 +319,9 @@ func (f *Follower) Cleared(rank int) { f.engine.Load().Clear(rank) }
 // Restarted tells that a rank began anew.
 func (f *Follower) Restarted(rank int) { f.engine.Load().Restart(rank) }
 
+// Once tells that the engine computed the blocks of these keys, which it had said that it holds.
+func (f *Follower) Once(keys []uint64) { f.engine.Load().Once(keys) }
+
 // doubted is for how many generations blocks are still expected of an engine after a gap in its events.
 const doubted = 120
 

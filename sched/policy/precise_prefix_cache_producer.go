@@ -163,6 +163,8 @@ const (
 	// mostPromised bounds the blocks that are noted of one request, mostEnding the requests that wait for late events.
 	mostPromised = 2048
 	mostEnding   = 1024
+	// mostDenied bounds the blocks of a request that are noted to be told apart from what the engine then had to compute.
+	mostDenied = 1024
 )
 
 // usualTiers is what a block is worth in each tier, where nobody says; the field's figures, and the processor's for the disk.
@@ -380,6 +382,7 @@ type promise struct {
 	load  *fleet.Load
 	at    int // of the prompt's blocks, the first of keys
 	keys  []uint64
+	known []uint64 // the last of those before, which the engine said it holds
 	block int
 	// capacity is how many blocks the endpoint has. until is the promise's deadline, Forever where no event
 	// will confirm it.
@@ -391,6 +394,8 @@ type promise struct {
 	one    bool
 	sure   bool
 	tokens int64
+	// recomputes tells that the engine reads nothing from its cache.
+	recomputes bool
 	heard  uint64
 }
 
@@ -423,9 +428,11 @@ func (p *PrecisePrefixCacheProducer) Placed(c *sched.Cycle, chosen *fleet.Endpoi
 	keys := found.Hash.Keys
 	r.one = len(found.Hash.Starts) == 1
 	r.sure, r.at, r.tokens, r.heard = live && r.one && e.Provisional == 0 && !c.Recomputes, 0, c.Tokens, f.Events()
+	r.recomputes = c.Recomputes
 	if r.one && live { // what is confirmed needs no promise
 		r.at = min(int(e.Confirmed()), len(keys))
 	}
+	r.known = append(r.known[:0], keys[max(0, r.at-mostDenied):r.at]...)
 	keys = keys[r.at:]
 	if live {
 		r.until = p.mirror.Tick(c.Now) + max(1, int64(p.ttl/time.Second))
@@ -466,6 +473,7 @@ func (r *promise) Settle(e sched.Ending) {
 		return
 	}
 	p.judge(r, e)
+	p.deny(r, e)
 	if n := min(int(e.Cached)/r.block-r.at, len(r.keys)); n > 0 && r.one && !r.load.Ended() {
 		// The engine has read these from its cache: it holds them, though it did not say so while we listened.
 		p.mirror.Index.Add(r.keys[:n], r.load.Slot, r.capacity)
@@ -526,6 +534,22 @@ func (p *PrecisePrefixCacheProducer) judge(r *promise, e sched.Ending) {
 	}
 	if f := p.mirror.Of(r.load.Slot); f != nil {
 		f.Judge(e.Now, min(int64(r.at*r.block), r.tokens), e.Cached, max(e.Prompt, r.tokens))
+	}
+}
+
+// deny tells of blocks that the engine had said it holds and yet computed: it cannot have them more than once. Engines announce
+// blocks again that they only read when a request's vllm_xargs.kv_cache_report_mode says so, which nothing tells apart from a second
+// copy.
+func (p *PrecisePrefixCacheProducer) deny(r *promise, e sched.Ending) {
+	if !r.one || r.recomputes || e.Cached < 0 || r.load.Ended() {
+		return
+	}
+	had := max(0, int(e.Cached)/r.block-(r.at-len(r.known)))
+	if had >= len(r.known) {
+		return
+	}
+	if f := p.mirror.Of(r.load.Slot); f != nil {
+		f.Once(r.known[had:])
 	}
 }
 

@@ -283,6 +283,49 @@ func TestWithoutEvents(t *testing.T) {
 	})
 }
 
+// What an engine announces again and again (a client may have it do so) is believed until it had to compute it once.
+func TestAnnouncedAgain(t *testing.T) {
+	r := newPreciseRig(t, 1)
+	ids := tokensFrom(0, 100) // 6 blocks and a tail
+	for range 5 {
+		r.says(0, "", ids)
+	}
+	f := r.p.Mirror().Of(0)
+	leaves := func(first, last int) {
+		h := uint64(1) << 32
+		for _, id := range ids {
+			h = h*31 + uint64(id)
+		}
+		var gone []uint64
+		for k := first; k < last; k++ {
+			gone = append(gone, h+uint64(k))
+		}
+		f.Removed(gone, kvcache.GPU, 0, 0)
+	}
+	leaves(2, 6)
+	c := r.ask("m", ids)
+	r.want("when all but two left", c, 0, 6, 0)
+	r.p.Placed(c, r.e[0])
+	r.says(0, "", ids) // it computes four
+	r.end(c, true, 100, 32)
+	r.want("computed", r.ask("m", ids), 0, 6, 0)
+	leaves(2, 6)
+	r.want("when they left again", r.ask("m", ids), 0, 2, 0)
+
+	for range 5 { // who reads nothing from the cache proves nothing
+		r.says(0, "", ids)
+	}
+	c = &sched.Cycle{Now: r.now, Model: "m", Recomputes: true}
+	c.Begin(r.e)
+	c.Prompts.Starts, c.Prompts.IDs, c.Tokens = []int32{0}, ids, 100
+	r.p.Produce(c)
+	r.p.Placed(c, r.e[0])
+	r.says(0, "", ids)
+	r.end(c, true, 100, 0)
+	leaves(2, 6)
+	r.want("one of many left", r.ask("m", ids), 0, 6, 0)
+}
+
 func TestAdapterKeys(t *testing.T) {
 	r := newPreciseRig(t, 2)
 	ids := tokensFrom(0, 100)

@@ -102,6 +102,8 @@ type Event struct {
 	Group    int
 	SpecKind string
 	Window   int
+	// Reused tells of blocks that a request read, not of such that it computed.
+	Reused bool
 }
 
 // Batch is a decoded message. The zero value is ready; decoding into it again reuses its memory and so allocates
@@ -257,6 +259,7 @@ const (
 	fieldSpecKind
 	fieldWindow
 	fieldOther
+	fieldOrigin // in maps alone: its place in an array is not known
 )
 
 // removedFields are a removed event's.
@@ -286,6 +289,8 @@ func fieldOf(name []byte) int {
 		return fieldSpecKind
 	case "kv_cache_spec_sliding_window", "window":
 		return fieldWindow
+	case "origin":
+		return fieldOrigin
 	}
 	return fieldOther
 }
@@ -417,6 +422,13 @@ func (b *Batch) field(ev *Event, field int, p []byte, told *int) (_ []byte, err 
 	case fieldWindow:
 		n, p, err = small(p, 0)
 		ev.Window = int(n)
+	case fieldOrigin:
+		var origin string
+		if msgp.NextType(p) != msgp.StrType {
+			return skip(p)
+		}
+		origin, p, err = b.name(p)
+		ev.Reused = strings.EqualFold(origin, "reused")
 	default:
 		p, err = skip(p)
 	}

@@ -118,6 +118,9 @@ func (ev *Event) String() string {
 	if ev.SpecKind != "" {
 		fmt.Fprintf(&s, " kind=%s window=%d", ev.SpecKind, ev.Window)
 	}
+	if ev.Reused {
+		s.WriteString(" reused")
+	}
 	return s.String()
 }
 
