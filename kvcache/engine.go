@@ -329,7 +329,7 @@ func (e *Engine) store(s *Stored, m *member) {
 		if phase != 0 {
 			e.keys = append(e.keys, e.chain.state) // no key of ours, but by it the index knows the block
 		}
-		e.ends = append(e.ends, end{name: hash + e.salt, keys: len(e.keys) - first, phase: phase})
+		e.ends = append(e.ends, end{name: e.called(hash, m), keys: len(e.keys) - first, phase: phase})
 	}
 	e.confirm(m, s.Tier, s.Reused)
 	if len(e.waiting) > 0 {
@@ -345,13 +345,25 @@ func (e *Engine) find(hash uint64, m *member, next []uint64) (state uint64, phas
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, hash := range next[:min(len(next), batch)] {
-		x.names.touch(hash + e.salt)
+		x.names.touch(e.called(hash, m))
 	}
-	s, at, _ := x.names.find(x.names.tag(hash+e.salt), m.owner, 0)
+	s, at, _ := x.names.find(x.names.tag(e.called(hash, m)), m.owner, 0)
 	if at < 0 {
 		return 0, 0, false
 	}
 	return s.rows[at].state, s.note(at) & phaseMask, true
+}
+
+// mostCounted is the largest name that is taken for a number to which an engine counted. Hashes are hardly ever so small.
+const mostCounted = 1<<32 - 1
+
+// called is a name of a block as it is kept: what is a hash means the same to all engines of a pool, and a mere number something
+// else to each part of each.
+func (e *Engine) called(hash uint64, m *member) uint64 {
+	if hash <= mostCounted {
+		hash |= (m.owner + 1) << 32
+	}
+	return hash + e.salt
 }
 
 // confirm writes down blocks whose keys were computed.
@@ -422,7 +434,7 @@ func (e *Engine) move(s *Stored, m *member) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for i, hash := range s.Hashes {
-		shard, at, _ := x.names.find(x.names.tag(hash+e.salt), m.owner, 0)
+		shard, at, _ := x.names.find(x.names.tag(e.called(hash, m)), m.owner, 0)
 		if at < 0 {
 			e.counts.Unknown++
 			continue
@@ -550,10 +562,10 @@ func (e *Engine) Remove(hashes []uint64, tier Tier, group, rank int) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for i, hash := range hashes {
-		if i%batch == 0 {
-			x.touchNames(hashes[i:min(i+batch, len(hashes))], e.salt)
+		if i%batch == 0 && m != nil {
+			e.touch(hashes[i:min(i+batch, len(hashes))], m)
 		}
-		if m != nil && e.release(m, hash+e.salt, tier) {
+		if m != nil && e.release(m, hash, tier) {
 			e.counts.Removed++
 		} else if id := name(hash, group, rank); e.waits[id] != nil {
 			e.counts.Removed++
@@ -567,11 +579,10 @@ func (e *Engine) Remove(hashes []uint64, tier Tier, group, rank int) {
 }
 
 // release takes a block out of a tier, or counts it once less, and tells whether the part held it there.
-func (e *Engine) release(m *member, name uint64, tier Tier) bool {
+func (e *Engine) release(m *member, hash uint64, tier Tier) bool {
 	x, n := e.index, e.index.names
 	defer x.sweepNames()
-	tag := n.tag(name)
-	s, at, _ := n.find(tag, m.owner, 0)
+	s, at, _ := n.find(n.tag(e.called(hash, m)), m.owner, 0)
 	if at < 0 {
 		return false
 	}

@@ -16,7 +16,7 @@ import (
 // Each line of a scenario's input is one event; the answer is the state after it: what each endpoint holds of the
 // query, as blocks in gpu, cpu, disk or provisional.
 //
-//	engines a b block=16 cell=16
+//	engines a b block=16 cell=16 [counted]
 //	play query=1..48 [model= salt= image=]
 //	store a 101,102 [parent=100] tokens=1..32 [size=16 adapter= tier=cpu group=1 kind= rank=1 extras=x/- reused=1]
 //	remove a 101 [tier= group= rank=] · clear a · restart a · gap a missed=3 until=9 · close a · computed a tokens=1..48
@@ -60,6 +60,7 @@ type world struct {
 	names       []string
 	engines     map[string]*Engine
 	block, cell int
+	counted     bool // names are small numbers; else they are as large as hashes
 }
 
 func newWorld(t *testing.T, d *datadriven.TestData) *world {
@@ -72,14 +73,22 @@ func newWorld(t *testing.T, d *datadriven.TestData) *world {
 	if err := o.Validate(); err != nil {
 		t.Fatal(err)
 	}
+	w.counted = d.HasArg("counted")
 	for _, a := range d.CmdArgs {
-		if len(a.Vals) == 0 {
+		if len(a.Vals) == 0 && a.Key != "counted" {
 			w.names = append(w.names, a.Key)
 			w.engines[a.Key] = NewEngine(w.x, o)
 			o.Slot++
 		}
 	}
 	return w
+}
+
+func (w *world) hash(n uint64) uint64 {
+	if w.counted {
+		return n
+	}
+	return n + 1<<40
 }
 
 func (w *world) slot(name string) uint32 { return uint32(slices.Index(w.names, name)) }
@@ -141,14 +150,14 @@ func (w *world) play(t *testing.T, line string, q *request) string {
 	var hashes []uint64
 	if f[0] == "store" || f[0] == "remove" {
 		for _, v := range span16(t, f[2]) {
-			hashes = append(hashes, uint64(v))
+			hashes = append(hashes, w.hash(uint64(v)))
 		}
 	}
 	tier := Tier(max(0, slices.Index([]string{"gpu", "cpu", "disk"}, arg["tier"])))
 	switch f[0] {
 	case "store":
 		s := &Stored{
-			Hashes: hashes, Parent: uint64(num("parent", 0)), HasParent: arg["parent"] != "", Tokens: span16(t, arg["tokens"]),
+			Hashes: hashes, Parent: w.hash(uint64(num("parent", 0))), HasParent: arg["parent"] != "", Tokens: span16(t, arg["tokens"]),
 			BlockTokens: num("size", 16), Adapter: arg["adapter"], Tier: tier, Group: num("group", 0), Kind: arg["kind"], Rank: num("rank", 0),
 			Reused: arg["reused"] != "",
 		}

@@ -337,7 +337,7 @@ func (l *life) step(rng *rand.Rand, ranks, letters int) (did, path string, err e
 }
 
 // How engines name blocks: all alike; each in its own way, another after a restart and in each rank; by the last block
-// alone, so that a name means many blocks, as old engines do.
+// alone and how many there are before it, so that a name means many blocks.
 func alike(path string, _ int) uint64 { return xxhash.Sum64String(path) }
 
 func apart(l **life, slot int) func(string, int) uint64 {
@@ -346,7 +346,9 @@ func apart(l **life, slot int) func(string, int) uint64 {
 	}
 }
 
-func unchained(path string, _ int) uint64 { return uint64(path[len(path)-1]) }
+func unchained(path string, _ int) uint64 {
+	return uint64(path[len(path)-1]) | uint64(len(path))<<8
+}
 
 // An hour of engines' lives, ten events a second: stores, removals, late parents, duplicates, names used again, clears,
 // restarts, gaps, and requests sent meanwhile.

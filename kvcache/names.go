@@ -476,10 +476,11 @@ func (n *names) touch(name uint64) uint64 {
 	return r.state
 }
 
-func (x *Index) touchNames(hashes []uint64, salt uint64) {
+func (e *Engine) touch(hashes []uint64, m *member) {
+	x := e.index
 	var states [batch]uint64
 	for i, hash := range hashes {
-		states[i] = x.names.touch(hash + salt)
+		states[i] = x.names.touch(e.called(hash, m))
 	}
 	for _, state := range states[:len(hashes)] {
 		m := mix(norm(state))
