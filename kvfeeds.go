@@ -319,7 +319,8 @@ func (f *feed) Batch(s *kvevents.Source, seq uint64, b *kvevents.Batch) {
 func (f *feed) batch(s *kvevents.Source, seq uint64, b *kvevents.Batch) bool {
 	told := 0
 	for i := range b.Events {
-		if told = b.Events[i].BlockSize; told > 0 {
+		if e := &b.Events[i]; kvcache.Follows(e.SpecKind) && e.BlockSize > 0 {
+			told = e.BlockSize
 			break
 		}
 	}
@@ -611,6 +612,10 @@ func (f *feed) view() observe.CacheView {
 				c.Evidence = "disconnected"
 			case k.Events() > 0:
 				c.Evidence = "silent"
+			case n.Misfit > 0:
+				c.Evidence = "misfit"
+			case n.Skipped > 0:
+				c.Evidence = "skipped"
 			}
 		}
 		v.Endpoints = append(v.Endpoints, c)

@@ -218,8 +218,8 @@ func name(hash uint64, group, rank int) uint64 {
 
 const mostRanks, mostParts = 256, 256
 
-// follows tells whether a group matters.
-func follows(kind string) bool {
+// Follows reports whether blocks of an attention group of that kind are followed.
+func Follows(kind string) bool {
 	switch kind {
 	case "", "full_attention", "mla_attention", "sink_full_attention":
 		return true
@@ -227,15 +227,15 @@ func follows(kind string) bool {
 	return false
 }
 
-// Store applies an event. It keeps nothing of s.
-func (e *Engine) Store(s *Stored) {
+// Store applies an event, and reports whether blocks of such a form can be followed. It keeps nothing of s.
+func (e *Engine) Store(s *Stored) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	n := uint64(len(s.Hashes))
 	switch {
 	case e.closed || n == 0:
-		return
-	case !follows(s.Kind):
+		return false
+	case !Follows(s.Kind):
 		if e.skip == nil {
 			e.skip = map[int]bool{}
 		}
@@ -243,29 +243,29 @@ func (e *Engine) Store(s *Stored) {
 			e.skip[s.Group] = true
 		}
 		e.counts.Skipped += n
-		return
+		return false
 	case e.skip[s.Group] && s.Kind == "":
 		e.counts.Skipped += n
-		return
+		return false
 	case s.Rank < 0 || s.Rank >= mostRanks || s.Tier >= tiers:
 		e.counts.Misfit += n
-		return
+		return false
 	case e.skip[s.Group]:
 		delete(e.skip, s.Group) // the engine began anew, and numbers its groups otherwise
 	}
 	m := e.member(s.Rank, s.Group, true)
 	if m == nil {
 		e.counts.Misfit += n
-		return
+		return false
 	}
 	if len(s.Tokens) == 0 {
 		e.move(s, m)
-		return
+		return true
 	}
 	if s.BlockTokens <= 0 || s.BlockTokens%e.o.CellTokens != 0 || len(s.Tokens)/s.BlockTokens != len(s.Hashes) ||
 		len(s.Tokens)%s.BlockTokens != 0 || s.BlockTokens > e.o.MaxWaiting {
 		e.counts.Misfit += n
-		return
+		return false
 	}
 	e.next = e.next[:0]
 	e.store(s, m)
@@ -283,6 +283,7 @@ func (e *Engine) Store(s *Stored) {
 		e.charge()
 		e.index.mu.Unlock()
 	}
+	return true
 }
 
 // store computes the keys of blocks and confirms them, or lets the blocks wait.

@@ -21,10 +21,11 @@ type Mirror struct {
 	began atomic.Int64  // UnixNano
 	sizes atomic.Uint64 // block and cell, once known
 
-	mu        sync.Mutex
-	followers map[uint32]*Follower
-	adapters  map[string]bool
-	known     atomic.Int64 // adapters
+	// What is read without a lock is made anew by each change.
+	followers atomic.Pointer[[]*Follower] // by slot
+	adapters  atomic.Pointer[map[string]bool]
+
+	mu sync.Mutex // for changes
 }
 
 // mostBlock is the largest block, in tokens, that an engine is believed to have.
@@ -47,12 +48,15 @@ const mostAdapters = 4096
 // NewMirror returns a Mirror whose index holds at most that many bytes, in blocks of that many tokens; 0 takes the size that
 // engines tell.
 func NewMirror(bytes int64, blockTokens int) *Mirror {
-	return &Mirror{Index: NewBoundedIndex(bytes), fixed: blockTokens, followers: map[uint32]*Follower{}, adapters: map[string]bool{},
-		most: int(min(max(bytes/ownBytes, leastFollowed), mostFollowed))}
+	m := &Mirror{Index: NewBoundedIndex(bytes), fixed: blockTokens, most: int(min(max(bytes/ownBytes, leastFollowed), mostFollowed))}
+	m.followers.Store(new([]*Follower))
+	m.adapters.Store(&map[string]bool{})
+	return m
 }
 
 // Sizes are our block and the cell of its chain, in tokens, once they are known: told is what an engine says of its
-// own blocks, 0 for nothing. The first call that knows decides; until then both are 0.
+// own blocks, 0 for nothing. The first call that knows decides; until then both are 0. Where no size was configured, most
+// engines may decide otherwise later.
 func (m *Mirror) Sizes(told int) (block, cell int) {
 	if s := m.sizes.Load(); s != 0 {
 		return int(s >> 32), int(uint32(s))
@@ -64,14 +68,60 @@ func (m *Mirror) Sizes(told int) (block, cell int) {
 	if block <= 0 {
 		return 0, 0
 	}
-	cell = 1 // the largest power of two up to mostCell, which divides the blocks of all engines that we know
+	if !m.sizes.CompareAndSwap(0, packed(block)) {
+		return m.Sizes(0)
+	}
+	return block, cellOf(block)
+}
+
+func packed(block int) uint64 { return uint64(block)<<32 | uint64(cellOf(block)) }
+
+// cellOf is the largest power of two up to mostCell that divides a block.
+func cellOf(block int) int {
+	cell := 1
 	for cell < mostCell && block%(2*cell) == 0 {
 		cell *= 2
 	}
-	if !m.sizes.CompareAndSwap(0, uint64(block)<<32|uint64(cell)) {
-		return m.Sizes(0)
+	return cell
+}
+
+// serves tells whether engines' blocks of a size are well followed with ours of another: they can be, as cheaply as with their own, and
+// are not found in much coarser or much finer steps.
+func serves(block, size int) bool {
+	return size%cellOf(block) == 0 && cellOf(block) >= cellOf(size) && block <= 4*size && size <= 16*block
+}
+
+// vote lets most of the engines that told the size of their blocks take another than the first to tell did. What was known is void then, and
+// engines are to be asked again.
+func (m *Mirror) vote() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.fixed > 0 {
+		return
 	}
-	return block, cell
+	votes, all, best := map[int]int{}, 0, 0
+	for _, f := range *m.followers.Load() {
+		if f == nil || f.size.Load() == 0 {
+			continue
+		}
+		size := int(f.size.Load())
+		votes[size]++
+		all++
+		if votes[size] > votes[best] {
+			best = size
+		}
+	}
+	if 2*votes[best] <= all || serves(m.Block(), best) {
+		return
+	}
+	m.sizes.Store(packed(best))
+	for slot, f := range *m.followers.Load() {
+		if f != nil {
+			f.anew()
+		} else {
+			m.Index.Clear(uint32(slot))
+		}
+	}
 }
 
 // Block is our block in tokens, 0 until Sizes decided.
@@ -87,14 +137,7 @@ func (m *Mirror) Tick(now time.Time) int64 {
 }
 
 // Adapter reports whether engines hold blocks of an adapter of that name.
-func (m *Mirror) Adapter(name string) bool {
-	if m.known.Load() == 0 {
-		return false
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.adapters[name]
-}
+func (m *Mirror) Adapter(name string) bool { return (*m.adapters.Load())[name] }
 
 // Follow returns the follower of the endpoint in that slot, which is made at the first call; nil while nobody told how large
 // blocks are. told is the engine's block in tokens, 0 for unknown.
@@ -104,13 +147,22 @@ func (m *Mirror) Follow(slot uint32, told int) *Follower {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	f := m.followers[slot]
-	if f == nil {
-		f = &Follower{mirror: m, slot: slot}
-		f.engine.Store(m.engine(slot))
-		m.followers[slot] = f
+	if f := m.Of(slot); f != nil {
+		return f
 	}
+	f := &Follower{mirror: m, slot: slot}
+	f.engine.Store(m.engine(slot))
+	m.set(slot, f)
 	return f
+}
+
+// set changes a slot's follower, under the lock.
+func (m *Mirror) set(slot uint32, f *Follower) {
+	old := *m.followers.Load()
+	list := make([]*Follower, max(len(old), int(slot)+1))
+	copy(list, old)
+	list[slot] = f
+	m.followers.Store(&list)
 }
 
 func (m *Mirror) engine(slot uint32) *Engine {
@@ -121,32 +173,27 @@ func (m *Mirror) engine(slot uint32) *Engine {
 // Gone forgets the endpoint in that slot. What its follower is told afterwards does nothing.
 func (m *Mirror) Gone(slot uint32) {
 	m.mu.Lock()
-	f := m.followers[slot]
-	delete(m.followers, slot)
-	m.mu.Unlock()
-	if f != nil {
-		f.engine.Load().Close()
-	} else {
+	defer m.mu.Unlock()
+	f := m.Of(slot)
+	if f == nil {
 		m.Index.Clear(slot)
+		return
 	}
+	m.set(slot, nil)
+	f.end()
 }
 
 // Of is the follower of the endpoint in that slot, nil if there is none.
 func (m *Mirror) Of(slot uint32) *Follower {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.followers[slot]
+	if list := *m.followers.Load(); int(slot) < len(list) {
+		return list[slot]
+	}
+	return nil
 }
 
 // Followers lists all, by slot.
 func (m *Mirror) Followers() []*Follower {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	list := make([]*Follower, 0, len(m.followers))
-	for _, slot := range slices.Sorted(maps.Keys(m.followers)) {
-		list = append(list, m.followers[slot])
-	}
-	return list
+	return slices.DeleteFunc(slices.Clone(*m.followers.Load()), func(f *Follower) bool { return f == nil })
 }
 
 // learn remembers an adapter's name.
@@ -156,9 +203,10 @@ func (m *Mirror) learn(adapter string) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if len(m.adapters) < mostAdapters {
-		m.adapters[adapter] = true
-		m.known.Store(int64(len(m.adapters)))
+	if old := *m.adapters.Load(); len(old) < mostAdapters {
+		list := maps.Clone(old)
+		list[adapter] = true
+		m.adapters.Store(&list)
 	}
 }
 
@@ -172,8 +220,10 @@ type Follower struct {
 	quiet  atomic.Int32 // requests in a row without a word
 	up     atomic.Pointer[func() bool]
 	ranks  [4]atomic.Uint64 // bits of those that told something
+	size   atomic.Int32     // of the engine's blocks, as it told first
 
-	mu      sync.Mutex
+	mu      sync.Mutex // after the mirror's
+	ended   bool
 	strikes int
 	judged  int          // requests since it is believed
 	agreed  float64      // their mean agreement, of late
@@ -226,33 +276,56 @@ const (
 func (f *Follower) Mute(now time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.mirror.Of(f.slot) != f {
+	if f.ended {
 		return // its endpoint is gone
 	}
 	f.until.Store(now.Add(min(firstMute<<min(f.strikes, 10), mostMute)).UnixNano())
 	f.strikes++
+	f.forget()
+}
+
+// forget begins with an engine of which nothing is known, under the lock.
+func (f *Follower) forget() {
 	f.again, f.judged, f.agreed = true, 0, 0
 	f.engine.Swap(f.mirror.engine(f.slot)).Close()
+}
+
+// anew forgets all that the engine said, which is to be asked again.
+func (f *Follower) anew() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.until.Load() == 0 {
+		f.until.Store(1)
+	}
+	f.forget()
+}
+
+// end forgets all, for good.
+func (f *Follower) end() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.ended = true
+	f.engine.Load().Close()
 }
 
 // Believe reports whether an event that comes now counts, and whether it is the first after a time when none did: then all that
 // the engine holds is to be asked for again.
 func (f *Follower) Believe(now time.Time) (ok, again bool) {
-	f.events.Add(1)
 	if f.Muted(now) {
 		return false, false
 	}
-	f.heard.Store(true)
 	if f.until.Load() == 0 {
 		return true, false
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	again, f.again = f.again, false
+	if again, f.again = f.again, false; again && !f.ended {
+		f.engine.Swap(f.mirror.engine(f.slot)).Close() // what came since then is told again, too
+	}
 	return true, again
 }
 
-// Events counts what came, believed or not.
+// Events counts the events that told of blocks that can be followed.
 func (f *Follower) Events() uint64 {
 	if f == nil {
 		return 0
@@ -305,7 +378,13 @@ func (f *Follower) Stored(s *Stored) {
 	if r := uint(s.Rank); r < mostRanks && !f.Told(s.Rank) {
 		f.ranks[r/64].Or(1 << (r % 64))
 	}
-	f.engine.Load().Store(s)
+	if f.size.Load() == 0 && s.BlockTokens > 0 && s.BlockTokens <= mostBlock && Follows(s.Kind) && f.size.CompareAndSwap(0, int32(s.BlockTokens)) {
+		f.mirror.vote()
+	}
+	if f.engine.Load().Store(s) {
+		f.events.Add(1)
+		f.heard.Store(true)
+	}
 }
 
 // Removed tells of blocks that left a tier.
@@ -317,7 +396,10 @@ func (f *Follower) Removed(hashes []uint64, tier Tier, group, rank int) {
 func (f *Follower) Cleared(rank int) { f.engine.Load().Clear(rank) }
 
 // Restarted tells that a rank began anew.
-func (f *Follower) Restarted(rank int) { f.engine.Load().Restart(rank) }
+func (f *Follower) Restarted(rank int) {
+	f.size.Store(0)
+	f.engine.Load().Restart(rank)
+}
 
 // Once tells that the engine computed the blocks of these keys, which it had said that it holds.
 func (f *Follower) Once(keys []uint64) { f.engine.Load().Once(keys) }

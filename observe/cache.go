@@ -47,7 +47,7 @@ type (
 		Endpoint string `json:"endpoint"`
 		Address  string `json:"address"`
 		// Evidence is events while the engine's word counts, else why it does not: approximate where it never said anything,
-		// disconnected, silent, or distrusted.
+		// disconnected, silent, distrusted, or misfit and skipped where nothing that it says can be followed.
 		Evidence string `json:"evidence"`
 		// Blocks of the index that it is known or expected to hold.
 		Blocks    int               `json:"blocks"`

@@ -317,11 +317,10 @@ func (k *KVEvents) Dials() bool {
 
 // Produce implements [sched.Producer].
 func (p *PrecisePrefixCacheProducer) Produce(c *sched.Cycle) {
-	told := 0
-	for _, e := range c.Candidates {
-		told = max(told, e.BlockSize)
+	block, cell := p.mirror.Sizes(0)
+	if block == 0 {
+		block, cell = p.mirror.Sizes(usualBlock(c.Candidates))
 	}
-	block, cell := p.mirror.Sizes(min(told, mostBlockTokens))
 	found := c.AddPrefix(p.name)
 	found.Precise = true
 	var h *kvcache.Hasher
@@ -337,6 +336,20 @@ func (p *PrecisePrefixCacheProducer) Produce(c *sched.Cycle) {
 	p.mirror.Tick(c.Now)
 	found.BlockTokens, found.Asked, found.Tiers = block, p.unshown.now(), &p.tiers
 	c.LookUpEvidence(p.mirror.Index, h, found)
+}
+
+// usualBlock is the block that most endpoints have, of those that say; 0 when none does.
+func usualBlock(list []*fleet.Endpoint) int {
+	count := map[int]int{}
+	best := 0
+	for _, e := range list {
+		if e.BlockSize > 0 && e.BlockSize <= mostBlockTokens {
+			if count[e.BlockSize]++; count[e.BlockSize] > count[best] {
+				best = e.BlockSize
+			}
+		}
+	}
+	return best
 }
 
 // mostPrefixTokens bounds how much of a prompt is looked at.
@@ -396,7 +409,7 @@ type promise struct {
 	tokens int64
 	// recomputes tells that the engine reads nothing from its cache.
 	recomputes bool
-	heard  uint64
+	heard      uint64
 }
 
 // Placed implements [sched.Placer].
