@@ -126,7 +126,9 @@ func (p *process) run(ctx context.Context, cfg *config.Config) error {
 		})
 	}
 	if l.health != nil {
-		rest.Go(func() error { return extproc.RunHealth(restCtx, l.health, func() bool { return p.notReady() == nil }) })
+		rest.Go(func() error {
+			return extproc.RunHealth(restCtx, l.health, func() bool { return p.notReady() == nil }, func() bool { return p.notReady() == nil })
+		})
 	}
 	p.openDoors(doorsCtx, doors, l, cfg, certificate)
 	doors.Go(func() error {

@@ -63,6 +63,7 @@ func serve(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	fs.StringVar(&s.http, "http", "", `address of the proxy (default spec.listeners.http or ":8080"; "off" for none)`)
 	fs.StringVar(&s.extproc, "extproc", "", `address of the ext_proc door (default spec.listeners.extproc or ":9002"; "off" for none)`)
 	fs.StringVar(&s.metrics, "metrics", "", `address of /metrics and /debug (default spec.listeners.metrics or ":9090"; "off" for none)`)
+	fs.StringVar(&s.health, "health", "", "address of the gRPC health service (default none)")
 	s.common(fs)
 	if err := parse(fs, args); err != nil {
 		return err

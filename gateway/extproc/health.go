@@ -14,24 +14,35 @@ import (
 	"github.com/penstock-project/penstock/gateway/wire"
 )
 
-// liveness is the health service that speaks of the process alone; all others are readiness.
-const liveness = "liveness"
+// Two health services have a meaning of their own; all others are readiness.
+const (
+	liveness = "liveness" // of the process alone
+	warm     = "warm"     // whether it could serve, and is not leaving: as readiness, but also of one that waits for its turn
+)
 
 // watchEvery is how often a watcher's status is looked at.
 const watchEvery = 250 * time.Millisecond
 
 // health implements grpc.health.v1 as the Endpoint Picker Protocol wants it: "liveness" is served
-// as long as we answer at all; "readiness", "", the name of the ext_proc service, and whatever
-// else charts ask for, while ready says so.
+// as long as we answer at all, "warm" while warm says so; "readiness", "", the name of the ext_proc
+// service, and whatever else charts ask for, while ready does.
 type health struct {
 	grpc_health_v1.UnimplementedHealthServer
-	ready func() bool
+	ready, warm func() bool
 }
 
 func (h *health) status(service string) *grpc_health_v1.HealthCheckResponse {
-	s := grpc_health_v1.HealthCheckResponse_SERVING
-	if service != liveness && !h.ready() {
-		s = grpc_health_v1.HealthCheckResponse_NOT_SERVING
+	serving := true
+	switch service {
+	case liveness:
+	case warm:
+		serving = h.warm()
+	default:
+		serving = h.ready()
+	}
+	s := grpc_health_v1.HealthCheckResponse_NOT_SERVING
+	if serving {
+		s = grpc_health_v1.HealthCheckResponse_SERVING
 	}
 	return &grpc_health_v1.HealthCheckResponse{Status: s}
 }
@@ -48,7 +59,7 @@ func (h *health) List(context.Context, *grpc_health_v1.HealthListRequest) (*grpc
 
 func (h *health) list() *grpc_health_v1.HealthListResponse {
 	r := &grpc_health_v1.HealthListResponse{Statuses: map[string]*grpc_health_v1.HealthCheckResponse{}}
-	for _, service := range []string{"", liveness, "readiness", Service} {
+	for _, service := range []string{"", liveness, "readiness", warm, Service} {
 		r.Statuses[service] = h.status(service)
 	}
 	return r
@@ -79,10 +90,10 @@ func (h *health) watch(r *grpc_health_v1.HealthCheckRequest, done <-chan struct{
 }
 
 // RunHealth serves grpc.health.v1 in plaintext until ctx ends. It should outlast the door, whose
-// draining it tells: pass its Ready.
-func RunHealth(ctx context.Context, lis net.Listener, ready func() bool) error {
+// draining it tells: pass its Ready. One that is ready is warm, too.
+func RunHealth(ctx context.Context, lis net.Listener, ready, warm func() bool) error {
 	g := grpc.NewServer()
-	grpc_health_v1.RegisterHealthServer(g, &health{ready: ready})
+	grpc_health_v1.RegisterHealthServer(g, &health{ready: ready, warm: warm})
 	failed := make(chan error, 1)
 	go func() { failed <- g.Serve(lis) }()
 	select {

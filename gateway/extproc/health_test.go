@@ -35,11 +35,11 @@ func healthClient(t *testing.T, lis *bufconn.Listener) grpc_health_v1.HealthClie
 }
 
 func TestHealth(t *testing.T) {
-	var ready atomic.Bool
+	var ready, able atomic.Bool
 	lis := bufconn.Listen(1 << 16)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- RunHealth(ctx, lis, ready.Load) }()
+	go func() { done <- RunHealth(ctx, lis, ready.Load, able.Load) }()
 	c := healthClient(t, lis)
 	for _, now := range []bool{false, true} {
 		ready.Store(now)
@@ -53,11 +53,15 @@ func TestHealth(t *testing.T) {
 				t.Errorf("ready %v: %q is %v, %v", now, service, r, err)
 			}
 		}
+		able.Store(!now) // a standby is not ready, and could be
+		if r, err := c.Check(ctx, &grpc_health_v1.HealthCheckRequest{Service: "warm"}); err != nil || (r.Status == serving) == now {
+			t.Errorf("warm %v: is %v, %v", !now, r, err)
+		}
 		if r, err := c.Check(ctx, &grpc_health_v1.HealthCheckRequest{Service: "liveness"}); err != nil || r.Status != serving {
 			t.Errorf("liveness is %v, %v", r, err)
 		}
 		list, err := c.List(ctx, &grpc_health_v1.HealthListRequest{})
-		if err != nil || len(list.GetStatuses()) != 4 || list.GetStatuses()["liveness"].Status != serving || list.GetStatuses()[Service].Status != want {
+		if err != nil || len(list.GetStatuses()) != 5 || list.GetStatuses()["liveness"].Status != serving || list.GetStatuses()[Service].Status != want {
 			t.Errorf("list is %v, %v", list, err)
 		}
 	}
@@ -115,7 +119,7 @@ func TestHealthCallsOnTheDoor(t *testing.T) {
 	r := newRig(t, newFake(0), Options{HealthChecking: true})
 	c := grpc_health_v1.NewHealthClient(r.conn)
 	list, err := c.List(t.Context(), &grpc_health_v1.HealthListRequest{})
-	if err != nil || len(list.GetStatuses()) != 4 || list.GetStatuses()[Service].Status != serving {
+	if err != nil || len(list.GetStatuses()) != 5 || list.GetStatuses()[Service].Status != serving {
 		t.Errorf("list is %v, %v", list, err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())

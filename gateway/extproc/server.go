@@ -116,7 +116,7 @@ func (h *handler) Open(stream *wire.Stream, path string, _ func(string) string) 
 	if method, ok := strings.CutPrefix(path, healthPath); ok && s.opt.HealthChecking {
 		switch method {
 		case "Check", "List", "Watch":
-			return &healthCall{&health{ready: s.Ready}, method}, nil
+			return &healthCall{&health{ready: s.Ready, warm: s.Ready}, method}, nil
 		}
 	}
 	return nil, &wire.Status{Code: wire.Unimplemented, Message: "unknown method " + path}
