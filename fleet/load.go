@@ -15,6 +15,8 @@ type Load struct {
 	requests atomic.Int64
 	tokens   atomic.Int64
 	sent     atomic.Int64
+	prompts  atomic.Int64 // tokens of prompts that are not worked off, of those in flight
+	begun    atomic.Int64 // since when there are any, Unix nanoseconds
 	held     atomic.Int64 // places that a gate keeps for requests that are on their way
 	heldWork atomic.Int64 // and their tokens
 	ended    atomic.Bool
@@ -64,6 +66,9 @@ func (e *Endpoint) Unseen(now time.Time, stale time.Duration) int64 {
 func (l *Load) Take(now time.Time, prefill, output int64) Hold {
 	l.requests.Add(1)
 	l.sent.Add(1)
+	if l.prompts.Add(prefill) == prefill {
+		l.begun.Store(now.UnixNano())
+	}
 	ahead := l.tokens.Add(prefill+output) - prefill - output
 	return Hold{load: l, at: now, prefill: prefill, output: output, ahead: ahead}
 }
@@ -77,6 +82,7 @@ type Hold struct {
 	begun           bool
 	wrote           int64 // tokens of output, when it was last learned from them
 	wroteAt         time.Time
+	worked          float64 // tokens of prompts that were worked off until then
 }
 
 // Output is learned from no fewer tokens than these, unless they took longer than that.
@@ -94,10 +100,11 @@ func (h *Hold) Wrote(now time.Time, total int64) {
 	n, took := total-h.wrote, now.Sub(h.wroteAt)
 	switch {
 	case h.wroteAt.IsZero():
+		h.worked = h.load.pace.worked()
 	case n <= 0 || took <= 0 || n < outputTokens && took < outputTime:
 		return
 	default:
-		h.load.pace.noteOutput(now, took, n)
+		h.worked = h.load.pace.noteOutput(now, took, n, h.worked, h.load)
 	}
 	h.wrote, h.wroteAt = total, now
 }
@@ -108,6 +115,7 @@ func (h *Hold) Begun(now time.Time) {
 		return
 	}
 	h.begun = true
+	h.load.prompts.Add(-h.prefill)
 	h.load.pace.learn(now, now.Sub(h.at), h.ahead, h.prefill)
 	if h.output == 0 {
 		h.load.tokens.Add(-h.prefill)
@@ -121,6 +129,9 @@ func (h *Hold) Release() {
 		return
 	}
 	h.load.requests.Add(-1)
+	if !h.begun {
+		h.load.prompts.Add(-h.prefill)
+	}
 	h.load.tokens.Add(-h.prefill - h.output)
 	h.load = nil
 }

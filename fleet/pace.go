@@ -15,6 +15,10 @@ const (
 	latencyHalfLife = 10 * time.Second // and one of the latency
 	latencyKept     = time.Minute      // after which a latency without samples says nothing any more
 	outputHalfLife  = 5 * time.Second  // and one of the time between tokens of output
+	outputKept      = 5 * time.Second  // after which that says nothing any more
+	outputPrior     = 0.01             // the weight of the prompts' speed among samples of the time between tokens
+	outputLeast     = 0.01             // what such a sample weighs when prompts took all of it,
+	outputKnown     = 0.1              // and in the mean, by time, where something is known
 	rateKept        = 20 * time.Second // and a rate: an endpoint that was slow once is tried again
 	paceFloor       = 4                // samples' worth that a pause leaves, so that one odd answer does not decide alone
 	paceKnown       = 3                // samples of at least paceWork tokens that make a rate
@@ -52,8 +56,14 @@ type pace struct {
 	sxx, sxw, sww, sxy, swy float64
 	last                    sample
 	latencySum, latencyN    float64
-	outputSum, outputN      float64
+	done                    float64 // tokens of prompts that were worked off
+	out                     outputs
 }
+
+// outputs are the sums of a regression for the time between tokens of output: n tokens, between which the engine worked off
+// w tokens of prompts, took t = d·n + s·w. A sample weighs 1/n, and less the more of it prompts took: where they took most,
+// the rest is an error of their time. all is the sum of t without that.
+type outputs struct{ n, w, ww, t, wt, all float64 }
 
 // sample is one service time y, in seconds, also as bounded against outliers.
 type sample struct{ x, w, y, bounded float64 }
@@ -71,6 +81,7 @@ func (p *pace) learn(now time.Time, after time.Duration, ahead, own int64) {
 		gone = max(0, now.Sub(p.begun))
 	}
 	p.noteLatency(gone, after)
+	p.done += float64(own)
 	s := sample{x: 1, w: float64(own), y: after.Seconds()}
 	if queued := ahead > 0 && gone < after && !p.begun.IsZero(); queued {
 		if gone < paceTogether { // worked off in one batch
@@ -100,15 +111,51 @@ func (p *pace) noteLatency(gone, after time.Duration) {
 	p.latency.Store(int64(max(1, p.latencySum/p.latencyN)))
 }
 
-// noteOutput is told that n tokens of output of one request took so long, until now.
-func (p *pace) noteOutput(now time.Time, took time.Duration, n int64) {
+// noteOutput is told that n tokens of output of one request took so long, until now. It takes what worked told at their
+// beginning, and returns what it tells now.
+func (p *pace) noteOutput(now time.Time, took time.Duration, n int64, before float64, l *Load) (worked float64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if l.prompts.Load() > 0 && now.UnixNano()-max(l.begun.Load(), p.at.Load()) > int64(took)/4 {
+		return p.done // it is at a long prompt, and nobody knows how far
+	}
 	gone := max(0, now.UnixNano()-p.wrote.Load())
 	d := math.Exp2(-float64(gone) / float64(outputHalfLife))
-	p.outputSum, p.outputN = p.outputSum*d+float64(took), p.outputN*d+float64(n)
-	p.output.Store(int64(max(1, p.outputSum/p.outputN)))
-	p.wrote.Store(now.UnixNano())
+	o := &p.out
+	for _, v := range [...]*float64{&o.n, &o.w, &o.ww, &o.t, &o.wt, &o.all} {
+		*v *= d
+	}
+	k, w, t := float64(n), p.done-before, took.Seconds()
+	v := outputLeast
+	if _, token, _ := p.fit(); w*token < t {
+		v += (1 - w*token/t) * (1 - w*token/t)
+	}
+	o.n, o.w, o.ww, o.t, o.wt, o.all = o.n+v*k, o.w+v*w, o.ww+v*w*w/k, o.t+v*t, o.wt+v*w*t/k, o.all+t
+	if o.t > outputKnown*o.all {
+		p.output.Store(int64(max(1, p.each()*1e9)))
+		p.wrote.Store(now.UnixNano())
+	}
+	return p.done
+}
+
+// each is the time of a token of output without prompts, in seconds. Where as many tokens of prompts are worked off all the
+// time the two can't be told apart, and what is known of the prompts' speed decides.
+func (p *pace) each() float64 {
+	o := p.out
+	_, token, known := p.fit()
+	if !known || o.ww == 0 {
+		return o.t / o.n
+	}
+	prior := outputPrior * o.ww
+	d := (o.t*(o.ww+prior) - o.w*(o.wt+prior*token)) / (o.n*(o.ww+prior) - o.w*o.w) // above 0 by Cauchy and Schwarz
+	return min(max(d, 0), o.t/o.n)
+}
+
+// worked is how many tokens of prompts were worked off.
+func (p *pace) worked() float64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.done
 }
 
 // together adds work to the last sample, whose service brought it, too.
@@ -201,9 +248,9 @@ func (l *Load) Rate(now time.Time) (tokensPerSecond float64, known bool) {
 // Samples counts the first outputs that [Load.Rate] and [Load.Latency] are learned from.
 func (l *Load) Samples() int64 { return l.pace.samples.Load() }
 
-// OutputTime is the recent time between two tokens of output in a streamed answer of this incarnation, and whether any
-// were told of within the last minute; see [Hold.Wrote]. It costs two atomic loads.
+// OutputTime is the recent time between two tokens of output in a streamed answer of this incarnation, less that in which
+// it worked off prompts, and whether it is known: of late there were answers, and not prompts alone; see [Hold.Wrote]. It costs two atomic loads.
 func (l *Load) OutputTime(now time.Time) (time.Duration, bool) {
 	d := time.Duration(l.pace.output.Load())
-	return d, d > 0 && now.UnixNano()-l.pace.wrote.Load() <= int64(latencyKept)
+	return d, d > 0 && now.UnixNano()-l.pace.wrote.Load() <= int64(outputKept)
 }

@@ -206,6 +206,7 @@ func TestOutputTime(t *testing.T) {
 	l, now := &Load{}, time.Unix(1000, 0)
 	at := func(ms int) time.Time { return now.Add(time.Duration(ms) * time.Millisecond) }
 	h := l.Take(now, 10, 0)
+	h.Begun(at(100))
 	h.Wrote(at(100), 3) // from here on
 	for i := 1; i < 16; i++ {
 		h.Wrote(at(100+20*i), int64(3+i))
@@ -219,6 +220,7 @@ func TestOutputTime(t *testing.T) {
 	}
 	// Five seconds later the 16 of 20 ms count as 8, beside 8 of 50 ms.
 	g := l.Take(at(5000), 10, 0)
+	g.Begun(at(5020))
 	g.Wrote(at(5020), 1)
 	g.Wrote(at(5420), 9) // too few, and too soon
 	h.Release()
@@ -237,4 +239,41 @@ func TestOutputTime(t *testing.T) {
 	}
 	g.Release()
 	g.Wrote(now.Add(time.Hour), 1e6)
+}
+
+// TestOutputTimeWithoutPrompts: an engine works prompts of very different length off at 10,000 tokens a second, 4,000 with
+// each token of output, which takes 20 ms on its own. The prompts' time is not the output's.
+func TestOutputTimeWithoutPrompts(t *testing.T) {
+	l, now := &Load{}, time.Unix(1000, 0)
+	h := l.Take(now, 1, 0)
+	h.Begun(now)
+	wrote := int64(0)
+	h.Wrote(now, wrote)
+	tokens := func(n int, each time.Duration) {
+		for range n {
+			now, wrote = now.Add(each), wrote+1
+			h.Wrote(now, wrote)
+		}
+	}
+	worst, slow := time.Duration(0), 0
+	for i := range 40 {
+		tokens(50+i%7*20, 20*time.Millisecond)
+		prompt := int64(400 * (1 + i*i%97*3))
+		p := l.Take(now, prompt, 0)
+		for left := prompt; left > 0; left -= 4000 {
+			tokens(1, 20*time.Millisecond+time.Duration(min(left, 4000))*100*time.Microsecond)
+			slow++
+		}
+		p.Begun(now)
+		p.Release()
+		if d, ok := l.OutputTime(now); ok && i > 5 {
+			worst = max(worst, d)
+		}
+	}
+	if slow < 300 {
+		t.Errorf("%d tokens came with prompts: too few to matter", slow)
+	}
+	if worst < 19*time.Millisecond || worst > 30*time.Millisecond {
+		t.Errorf("got up to %v, want about 20 ms", worst)
+	}
 }

@@ -11,12 +11,13 @@ import (
 )
 
 // engine is a model of one endpoint in virtual time: it works prompts off one after another, and gives each answer that has
-// begun a token every base + each·(answers that run).
+// begun a token every base + each·(answers that run), or every stall while it works at a prompt.
 type engine struct {
 	load       *fleet.Load
 	now        time.Time
 	rate       float64 // prompt tokens a second
 	base, each time.Duration
+	stall      time.Duration // 0 for none
 	queue      []*job
 	answers    []*job
 	done       int
@@ -53,6 +54,9 @@ func (e *engine) step() {
 		j.hold.Wrote(e.now, 0)
 	}
 	each := e.base + e.each*time.Duration(len(e.answers))
+	if e.stall > 0 && len(e.queue) > 0 {
+		each = e.stall
+	}
 	kept := e.answers[:0]
 	for _, j := range e.answers {
 		j.wrote += float64(tick) / float64(each)
@@ -151,6 +155,33 @@ func TestAdaptiveCostsNothing(t *testing.T) {
 				}
 				e.take(c.prompt, c.output)
 				next = next.Add(c.every)
+			}
+			e.step()
+		}
+	}
+}
+
+// TestAdaptiveKeepsWithPrompts has a chat beside prompts that take four fifths of the time, at which a token takes 400 ms instead of
+// 15 ms. Fewer requests would not make that less, and so there is room for as many as ever.
+func TestAdaptiveKeepsWithPrompts(t *testing.T) {
+	for _, c := range []struct {
+		prompt int64
+		every  time.Duration
+	}{{8000, time.Second}, {40_000, 5 * time.Second}, {100_000, 12500 * time.Millisecond}} {
+		d, e := detector(nil), newEngine(10_000, 10*time.Millisecond, 200*time.Microsecond)
+		e.stall = 400 * time.Millisecond
+		long, chat := e.now, e.now
+		for e.now.Before(time.Unix(1000+300, 0)) {
+			for !long.After(e.now) {
+				e.take(c.prompt, 10)
+				long = long.Add(c.every)
+			}
+			for !chat.After(e.now) {
+				if !d.Room(e.view(), 0) {
+					t.Fatalf("prompts of %d: no room after %v, with %d requests in flight", c.prompt, e.now.Sub(time.Unix(1000, 0)), e.load.Requests())
+				}
+				e.take(50, 100)
+				chat = chat.Add(200 * time.Millisecond)
 			}
 			e.step()
 		}
