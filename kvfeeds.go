@@ -33,7 +33,8 @@ type feed struct {
 	sources   map[*kvevents.Source]*heard
 	dropped   map[kvevents.Reason]uint64
 	strangers map[string]*stranger
-	err       string // why nothing can come
+	own       map[*fleet.Load]bool // have spoken from their own address
+	err       string               // why nothing can come
 }
 
 // heard is a publisher and whose endpoint it is.
@@ -41,18 +42,24 @@ type heard struct {
 	load     *fleet.Load
 	follower *kvcache.Follower // nil before it said something
 	missed   uint64            // messages that came before anybody knew whose they are
+	foreign  bool              // it speaks for an endpoint and must not
 	stored   kvcache.Stored
 	extras   [][]string
 }
 
 // stranger is a publisher that is no endpoint of ours.
 type stranger struct {
+	from     netip.Addr // of the last message
 	messages uint64
 	last     time.Time
 }
 
-// unknownPublisher counts messages of publishers that are no endpoint of the pool.
-const unknownPublisher kvevents.Reason = "unknown-publisher"
+// unknownPublisher counts messages of publishers that are no endpoint of the pool, foreignPublisher those of such as speak for an endpoint
+// that speaks for itself, or from another's address.
+const (
+	unknownPublisher kvevents.Reason = "unknown-publisher"
+	foreignPublisher kvevents.Reason = "foreign-publisher"
+)
 
 const (
 	mostStrangers = 64               // that are remembered
@@ -83,7 +90,7 @@ func (f *feeds) set(s *site, lanes map[fleet.ID]lane) {
 			one := f.all[m]
 			if one == nil {
 				one = &feed{pool: id, producer: precise, store: s.store, log: s.log, sources: map[*kvevents.Source]*heard{},
-					dropped: map[kvevents.Reason]uint64{}, strangers: map[string]*stranger{}}
+					dropped: map[kvevents.Reason]uint64{}, strangers: map[string]*stranger{}, own: map[*fleet.Load]bool{}}
 			}
 			next[m] = one
 			if k := &precise.KVEventsConfig; k.ZMQEndpoint != "" {
@@ -203,8 +210,9 @@ func (f *feed) note(s *kvevents.Source) *heard {
 		if o.Load != nil {
 			return o.Load.Ended() || o.Load == s.Load
 		}
-		return o.Name == s.Name && o.Rank == s.Rank || !o.Connected() && (h.load == nil || h.load.Ended())
+		return o.Name == s.Name && o.Rank == s.Rank && o.From == s.From || !o.Connected() && (h.load == nil || h.load.Ended())
 	})
+	maps.DeleteFunc(f.own, func(l *fleet.Load, _ bool) bool { return l.Ended() })
 	h := &heard{load: s.Load}
 	f.sources[s] = h
 	return h
@@ -231,6 +239,9 @@ func (f *feed) of(s *kvevents.Source, blockTokens int, seq uint64) (h *heard, kn
 	load := s.Load
 	if load == nil {
 		load = f.find(s)
+		if h.foreign = load != nil && !f.may(s, load); h.foreign {
+			load = nil
+		}
 	}
 	if load == nil || load.Ended() {
 		h.missed++
@@ -252,6 +263,35 @@ func (f *feed) of(s *kvevents.Source, blockTokens int, seq uint64) (h *heard, kn
 	}
 	delete(f.strangers, s.Name)
 	return h, true
+}
+
+// may reports whether a publisher that dialled us may speak for an endpoint: from the endpoint's address, after which nobody else may; and
+// until then from any but another endpoint's, for there may be a translation of addresses between.
+func (f *feed) may(s *kvevents.Source, load *fleet.Load) bool {
+	var addr netip.Addr
+	others := false
+	for _, p := range f.store.Load().Pools {
+		for _, e := range p.Endpoints {
+			at := e.AddrPort.Addr().Unmap().WithZone("")
+			others = others || at == s.From
+			if e.Load == load {
+				addr = at
+			}
+		}
+	}
+	if !s.From.IsValid() || s.From != addr {
+		return !s.From.IsValid() || !others && !f.own[load]
+	}
+	if !f.own[load] {
+		f.own[load] = true
+		for o, h := range f.sources {
+			if h.load == load && o.From != addr { // all that it said is void
+				h.load, h.follower = nil, nil
+				f.producer.Mirror().Gone(load.Slot)
+			}
+		}
+	}
+	return true
 }
 
 // find is the endpoint that a publisher names which dialled us: by its ip:port, or by its address or name and, where these are of a pod
@@ -351,7 +391,11 @@ func (f *feed) batch(s *kvevents.Source, seq uint64, b *kvevents.Batch) bool {
 func (f *feed) unknown(s *kvevents.Source) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.dropped[unknownPublisher]++
+	reason := unknownPublisher
+	if h := f.sources[s]; h != nil && h.foreign {
+		reason = foreignPublisher
+	}
+	f.dropped[reason]++
 	who := f.strangers[s.Name]
 	if who == nil {
 		if len(f.strangers) >= mostStrangers {
@@ -366,6 +410,7 @@ func (f *feed) unknown(s *kvevents.Source) {
 		who = &stranger{}
 		f.strangers[s.Name] = who
 	}
+	who.from = s.From
 	who.messages++
 	who.last = time.Now()
 }
@@ -573,7 +618,11 @@ func (f *feed) view() observe.CacheView {
 	}
 	for name, who := range f.strangers {
 		if now.Sub(who.last) < strangersFor {
-			v.Strangers = append(v.Strangers, observe.CacheStranger{Name: name, Messages: who.messages, HeardMS: max(1, now.Sub(who.last).Milliseconds())})
+			from := ""
+			if who.from.IsValid() {
+				from = who.from.String()
+			}
+			v.Strangers = append(v.Strangers, observe.CacheStranger{Name: name, From: from, Messages: who.messages, HeardMS: max(1, now.Sub(who.last).Milliseconds())})
 		}
 	}
 	slices.SortFunc(v.Strangers, func(a, b observe.CacheStranger) int { return strings.Compare(a.Name, b.Name) })

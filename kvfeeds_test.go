@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/netip"
 	"runtime"
 	"strings"
 	"testing"
@@ -113,6 +114,48 @@ func TestUnknownPublishers(t *testing.T) {
 	}
 	if v = f.view(); len(v.Strangers) != mostStrangers || len(f.sources) > 2 {
 		t.Errorf("%d strangers, %d sources are remembered", len(v.Strangers), len(f.sources))
+	}
+}
+
+// An endpoint that speaks from its own address is spoken for by nobody else, and what others said before is void. An endpoint speaks for
+// no other.
+func TestForeignPublishers(t *testing.T) {
+	f, p := feedOf(t, listening("127.0.0.1:0"),
+		fleet.EndpointSpec{ID: fleet.ID{Namespace: "default", Name: "a"}, Address: "10.0.0.1:8000"},
+		fleet.EndpointSpec{ID: fleet.ID{Namespace: "default", Name: "b"}, Address: "10.0.0.2:8000"})
+	slot := p.store.Load().Pools[0].Endpoints[0].Load.Slot
+	from := func(addr string) *kvevents.Source {
+		return &kvevents.Source{Name: "10.0.0.1:8000", From: netip.MustParseAddr(addr)}
+	}
+	held := func(what string, want int, dropped uint64) {
+		t.Helper()
+		v := f.view()
+		if n := f.producer.Mirror().Index.Held(slot); n != want || v.Dropped["foreign-publisher"] != dropped || v.Dropped["unknown-publisher"] != 0 {
+			t.Errorf("%s: %d blocks are held, want %d; dropped %v", what, n, want, v.Dropped)
+		}
+	}
+	f.Batch(from("10.0.0.2"), 0, stored(1))
+	held("b for a", 0, 1)
+	other, own := from("192.168.0.1"), from("10.0.0.1")
+	f.Batch(other, 0, stored(2))
+	f.Batch(other, 1, stored(3))
+	held("an address of nobody's for a", 2, 1)
+	f.Batch(own, 0, stored(4))
+	held("a for itself", 1, 1)
+	f.Batch(other, 2, stored(5))
+	f.Batch(from("192.168.0.9"), 0, stored(6))
+	f.Gap(other, 3, 4)
+	f.Restarted(other)
+	held("others then", 1, 3)
+	f.Batch(own, 1, stored(7))
+	held("a again", 2, 3)
+	if v := f.view(); len(v.Strangers) != 1 || v.Strangers[0].From != "192.168.0.9" {
+		t.Errorf("strangers %+v", v.Strangers)
+	}
+	p.store.SetEndpoints("test", []fleet.EndpointSpec{{ID: fleet.ID{Namespace: "default", Name: "a"}, Address: "10.0.0.3:8000"}})
+	f.Batch(&kvevents.Source{Name: "a", From: netip.MustParseAddr("192.168.0.1")}, 0, stored(8))
+	if n := f.view().Endpoints[0].Blocks; n != 1 || len(f.own) != 0 {
+		t.Errorf("%d blocks of who came after, %d remembered", n, len(f.own))
 	}
 }
 

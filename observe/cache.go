@@ -65,9 +65,10 @@ type (
 		// Error is why it could not be reached when that was tried last.
 		Error string `json:"error,omitempty"`
 	}
-	// CacheStranger is a publisher that is no endpoint.
+	// CacheStranger is a publisher that is no endpoint, or must not speak for the one that it names.
 	CacheStranger struct {
-		Name     string `json:"name"` // which its topic has, or the topic as a whole
+		Name     string `json:"name"`           // which its topic has, or the topic as a whole
+		From     string `json:"from,omitempty"` // its address
 		Messages uint64 `json:"messages"`
 		HeardMS  int64  `json:"heard_ms_ago"`
 	}

@@ -21,6 +21,7 @@ import (
 func Follow(ctx context.Context, store *fleet.Store, opt Options, sink Sink) error {
 	opt.defaults()
 	f := &follower{ctx: ctx, opt: &opt, sink: sink, replays: make(chan struct{}, opt.Replays), each: map[*fleet.Load]*follow{}}
+	f.room.left.Store(int64(opt.All))
 	defer f.wg.Wait()
 	for {
 		changed := store.Changed()
@@ -38,6 +39,7 @@ type follower struct {
 	opt     *Options
 	sink    Sink
 	replays chan struct{}
+	room    room
 	each    map[*fleet.Load]*follow
 	wg      sync.WaitGroup
 }
@@ -80,7 +82,7 @@ func (f *follower) sync(snap *fleet.Snapshot) {
 func (f *follower) begin(ep *fleet.Endpoint, rank int) {
 	ctx, cancel := context.WithCancel(f.ctx)
 	f.each[ep.Load] = &follow{rank: rank, cancel: cancel}
-	r := &reader{ctx: ctx, opt: f.opt, sink: f.sink, queue: newQueue(f.opt.Buffer), replays: f.replays,
+	r := &reader{ctx: ctx, opt: f.opt, sink: f.sink, queue: newQueue(f.opt.Buffer, &f.room), replays: f.replays,
 		only: &Source{Load: ep.Load, Name: ep.Address, Rank: rank}}
 	if f.opt.Begun != nil {
 		f.opt.Begun(r.only)

@@ -8,6 +8,7 @@
 package kvevents
 
 import (
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,7 +23,8 @@ type Sink interface {
 	// Batch tells the changes of one message. The batch is the caller's again when Batch returns.
 	Batch(source *Source, seq uint64, b *Batch)
 	// Gap tells that the messages from one number to another, both included, are lost for good: blocks may have been
-	// stored, removed or cleared. It comes before the message that follows.
+	// stored, removed or cleared. It comes before the message that follows. Where the last is before the first none may be: the engine
+	// ended the connection, and whether it is still the same nobody can tell.
 	Gap(source *Source, from, to uint64)
 	// Restarted tells that the engine began anew: whatever it said before is void. It comes before the new messages.
 	Restarted(source *Source)
@@ -40,6 +42,8 @@ type Source struct {
 	Name string
 	// Rank is the data-parallel rank.
 	Rank int
+	// From is the address that the engine dialled us from; not valid when it was dialled.
+	From netip.Addr
 
 	again     atomic.Bool
 	connected atomic.Bool

@@ -4,17 +4,24 @@ package kvevents
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net"
+	"net/netip"
 	"strings"
 	"sync"
+	"time"
 )
 
 const (
 	maxConns   = 4096 // engines that may be connected to a central socket
 	maxSources = 8192 // topics and ranks that it remembers
 	maxEach    = 256  // of those, on one connection
+
+	// How long to wait before a connection is accepted after an error.
+	leastPause = 5 * time.Millisecond
+	mostPause  = time.Second
 )
 
 // Listen opens the address that engines dial: tcp://HOST:PORT, with * for all hosts.
@@ -27,10 +34,12 @@ func Listen(ctx context.Context, endpoint string) (net.Listener, error) {
 }
 
 // Serve takes the connections of engines that dial us until ctx ends, and closes the listener. It leaves no goroutine behind. A
-// source is a topic and the rank that its batches tell; one whose engine is gone is remembered until there are too many.
+// source is a topic, the rank that its batches tell and the address that they come from; one whose engine is gone is remembered until
+// there are too many. While no connection can be taken, as for want of file descriptors, those that there are go on.
 func Serve(ctx context.Context, l net.Listener, opt Options, sink Sink) error {
 	opt.defaults()
 	c := &central{opt: &opt, sink: sink, sources: map[named]*Source{}}
+	c.room.left.Store(int64(opt.All))
 	stop := context.AfterFunc(ctx, func() { l.Close() })
 	defer stop()
 	defer l.Close()
@@ -38,7 +47,8 @@ func Serve(ctx context.Context, l net.Listener, opt Options, sink Sink) error {
 	defer wg.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	room := make(chan struct{}, maxConns)
+	places := make(chan struct{}, maxConns)
+	pause := leastPause
 	for {
 		conn, err := l.Accept()
 		switch {
@@ -47,13 +57,21 @@ func Serve(ctx context.Context, l net.Listener, opt Options, sink Sink) error {
 				conn.Close()
 			}
 			return nil
-		case err != nil:
+		case errors.Is(err, net.ErrClosed):
 			return err
+		case err != nil:
+			select {
+			case <-ctx.Done():
+			case <-time.After(pause):
+			}
+			pause = min(2*pause, mostPause)
+			continue
 		}
+		pause = leastPause
 		select {
-		case room <- struct{}{}:
+		case places <- struct{}{}:
 			wg.Go(func() {
-				defer func() { <-room }()
+				defer func() { <-places }()
 				c.serve(ctx, conn)
 			})
 		default:
@@ -66,11 +84,13 @@ func Serve(ctx context.Context, l net.Listener, opt Options, sink Sink) error {
 type named struct {
 	topic string
 	rank  int
+	from  netip.Addr
 }
 
 type central struct {
 	opt  *Options
 	sink Sink
+	room room
 
 	mu      sync.Mutex
 	sources map[named]*Source
@@ -84,8 +104,15 @@ func (c *central) serve(ctx context.Context, conn net.Conn) {
 	if err != nil {
 		return
 	}
+	w.room = &c.room
+	defer w.leave()
+	var from netip.Addr
+	if at, err := netip.ParseAddrPort(conn.RemoteAddr().String()); err == nil {
+		from = at.Addr().Unmap().WithZone("")
+	}
 	ctx, cancel := context.WithCancel(ctx)
-	r := &reader{ctx: ctx, opt: c.opt, sink: c.sink, queue: newQueue(c.opt.Buffer), source: c.source}
+	r := &reader{ctx: ctx, opt: c.opt, sink: c.sink, queue: newQueue(c.opt.Buffer, &c.room),
+		source: func(topic []byte, rank int) *Source { return c.source(topic, rank, from) }}
 	var telling sync.WaitGroup
 	telling.Go(r.tell)
 	_ = r.hold(w, func() {})
@@ -101,10 +128,10 @@ func (c *central) serve(ctx context.Context, conn net.Conn) {
 	}
 }
 
-func (c *central) source(topic []byte, rank int) *Source {
+func (c *central) source(topic []byte, rank int, from netip.Addr) *Source {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if s := c.sources[named{string(topic), rank}]; s != nil {
+	if s := c.sources[named{string(topic), rank, from}]; s != nil {
 		return s
 	}
 	if len(c.sources) >= maxSources {
@@ -114,7 +141,7 @@ func (c *central) source(topic []byte, rank int) *Source {
 		return nil
 	}
 	pod, _ := SplitTopic(string(topic))
-	s := &Source{Name: pod, Rank: rank}
-	c.sources[named{string(topic), rank}] = s
+	s := &Source{Name: pod, Rank: rank, From: from}
+	c.sources[named{string(topic), rank, from}] = s
 	return s
 }

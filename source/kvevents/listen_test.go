@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net"
+	"net/netip"
 	"strings"
 	"sync"
 	"testing"
@@ -64,14 +65,14 @@ func TestPublishersAreBounded(t *testing.T) {
 	wg.Wait()
 
 	c := &central{opt: &Options{}, sources: map[named]*Source{}}
-	alive := c.source([]byte("kv@alive@m"), 0)
+	alive := c.source([]byte("kv@alive@m"), 0, netip.Addr{})
 	alive.connected.Store(true)
 	for i := range 2 * maxSources {
-		if c.source(fmt.Appendf(nil, "kv@%d@m", i), 0) == nil {
+		if c.source(fmt.Appendf(nil, "kv@%d@m", i), 0, netip.Addr{}) == nil {
 			t.Fatalf("number %d finds no room, and all but one are gone", i)
 		}
 	}
-	if len(c.sources) > maxSources || c.source([]byte("kv@alive@m"), 0) != alive {
+	if len(c.sources) > maxSources || c.source([]byte("kv@alive@m"), 0, netip.Addr{}) != alive {
 		t.Errorf("%d are remembered", len(c.sources))
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/binary"
 	"sync"
+	"sync/atomic"
 )
 
 // What a record of a queue is.
@@ -13,6 +14,7 @@ const (
 	aMessage   = iota
 	connected  // what follows came over a new connection
 	refused    // nothing listens where the publisher was
+	parted     // the engine ended the connection
 	overflowed // messages were dropped here
 	misframed  // a message was left out for its form
 	oversized  // for its length
@@ -22,20 +24,50 @@ const (
 // maxParts are more than any message of ours has.
 const maxParts = 8
 
+// own is how many bytes each connection may hold whatever others do.
+const own = 64 << 10
+
+// room is what all connections may hold together beyond their own, in bytes.
+type room struct{ left atomic.Int64 }
+
+// take reports whether there is room for n bytes more, and takes it. A nil room has no end.
+func (r *room) take(n int) bool {
+	if r == nil || n == 0 {
+		return true
+	}
+	if r.left.Add(-int64(n)) < 0 {
+		r.left.Add(int64(n))
+		return false
+	}
+	return true
+}
+
+func (r *room) give(n int) {
+	if r != nil {
+		r.left.Add(int64(n))
+	}
+}
+
+// over is how much more than its own a connection holds that comes from one number of bytes to another.
+func over(from, to int) int { return max(0, to-own) - max(0, from-own) }
+
 // queue holds messages between who reads a connection and who tells the sink. It has two buffers: one fills, the other is
 // read. Its bytes are bounded; what does not fit is dropped, and that is noted once in its place.
 type queue struct {
 	limit int
+	room  *room         // shared with other connections
 	ready chan struct{} // has one when fill may be worth a look
 	done  chan struct{} // is closed when closed was read
 
 	mu   sync.Mutex
 	fill []byte
+	out  int  // bytes that were taken last
+	gone bool // nobody takes any more
 	full bool // the last record is overflowed
 }
 
-func newQueue(limit int) *queue {
-	return &queue{limit: limit, ready: make(chan struct{}, 1), done: make(chan struct{})}
+func newQueue(limit int, room *room) *queue {
+	return &queue{limit: limit, room: room, ready: make(chan struct{}, 1), done: make(chan struct{})}
 }
 
 // put adds a record: its kind, its parts' number and lengths, and their bytes.
@@ -45,13 +77,17 @@ func (q *queue) put(kind byte, parts [][]byte) {
 		size += len(p)
 	}
 	q.mu.Lock()
+	held := q.out + len(q.fill)
 	switch {
-	case kind == aMessage && len(q.fill) > 0 && len(q.fill)+size > q.limit, len(q.fill)+size > 2*q.limit+1<<10:
+	case q.gone:
+	case kind == aMessage && len(q.fill) > 0 && len(q.fill)+size > q.limit, len(q.fill)+size > 2*q.limit+1<<10,
+		!q.room.take(over(held, held+size)):
 		if q.full {
 			q.mu.Unlock()
 			return
 		}
 		q.full = true
+		q.room.give(-over(held, held+2)) // there is always room to say so
 		q.fill = append(q.fill, overflowed, 0)
 	default:
 		q.full = false
@@ -81,8 +117,17 @@ func (q *queue) take(old []byte) []byte {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	full := q.fill
-	q.fill, q.full = old[:0], false
+	q.room.give(over(len(full), q.out+len(full)))
+	q.fill, q.out, q.full = old[:0], len(full), false
 	return full
+}
+
+// leave gives back all room, and takes no more.
+func (q *queue) leave() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.room.give(over(0, q.out+len(q.fill)))
+	q.fill, q.out, q.gone = nil, 0, true
 }
 
 // drained waits until all was taken and handled, or ctx ends.

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net"
 	"sync"
@@ -32,6 +33,9 @@ type Options struct {
 	// Buffer bounds the bytes of messages that wait for the sink, for each connection: 8 MiB. A single message may
 	// have as many.
 	Buffer int
+	// All bounds the bytes of messages that wait, and of those being read, for all connections together: 256 MiB, and 64 KiB for each
+	// connection besides.
+	All int
 	// Backoff is the longest time between two tries to connect, 5 s; the first comes after 100 ms.
 	Backoff time.Duration
 	// Replays is how many replays may run at once, 8.
@@ -58,6 +62,7 @@ func (o *Options) defaults() {
 	}
 	set(&o.Port, 5557)
 	set(&o.Buffer, 8<<20)
+	set(&o.All, 256<<20)
 	set(&o.Replays, 8)
 	if o.Backoff <= 0 {
 		o.Backoff = 5 * time.Second
@@ -82,6 +87,8 @@ type reader struct {
 	replay  string        // address, empty for none
 	rested  time.Time     // when the next replay may be tried
 
+	parted bool // the engine ended the last connection, and has not proved since that it is the same
+
 	rank  int       // of the last batch
 	only  *Source   // of one that was dialled
 	heard []*Source // of one that dialled us
@@ -99,6 +106,8 @@ func (r *reader) read(w *wire) error {
 			r.queue.put(oversized, nil)
 		case errParts:
 			r.queue.put(misframed, nil)
+		case errNoRoom:
+			r.queue.put(overflowed, nil)
 		default:
 			return err
 		}
@@ -108,6 +117,7 @@ func (r *reader) read(w *wire) error {
 // tell empties the queue into the sink, until ctx ends.
 func (r *reader) tell() {
 	var buf []byte
+	defer r.queue.leave()
 	for {
 		select {
 		case <-r.ctx.Done():
@@ -134,6 +144,9 @@ func (r *reader) handle(kind byte, parts [][]byte) {
 		}
 	case connected:
 		r.connected()
+		r.parted = false
+	case parted:
+		r.parted = true
 	case refused:
 		if s := r.only; s != nil {
 			r.restarted(s)
@@ -175,7 +188,8 @@ func (r *reader) anew(s *Source) {
 }
 
 // connected asks for what was missed. The newest message that we know is asked for, too: it shows whether this is
-// still the engine that sent it.
+// still the engine that sent it. One that ended the connection and does not have that message any more is taken for another; one that
+// cannot be asked may be another.
 func (r *reader) connected() {
 	s := r.only
 	if s == nil {
@@ -184,11 +198,12 @@ func (r *reader) connected() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.track.fresh = true
-	if r.replay == "" {
-		return
-	}
 	seq, sum, ok := s.track.newest()
-	if !ok {
+	switch {
+	case r.replay == "":
+		r.doubt(s)
+		return
+	case !ok:
 		r.fill(s, 0, nil)
 		return
 	}
@@ -196,13 +211,23 @@ func (r *reader) connected() {
 	complete := r.fill(s, seq, func(n, sum2 uint64) bool {
 		if first {
 			first = false
-			same = n > seq || sum2 == sum // it may have been pushed out of the engine's buffer
+			same = sum2 == sum || n > seq && !r.parted // it may have been pushed out of the engine's buffer
 		}
 		return same
 	})
-	if complete && first || !first && !same {
+	switch {
+	case complete && first || !first && !same:
 		r.anew(s)
 		r.fill(s, 0, nil)
+	case first:
+		r.doubt(s)
+	}
+}
+
+// doubt tells that the engine ended the connection, and nobody can say whether it is the same that is there now.
+func (r *reader) doubt(s *Source) {
+	if r.parted && s.track.known {
+		r.sink.Gap(s, s.track.next, s.track.next-1)
 	}
 }
 
@@ -368,12 +393,17 @@ func (r *reader) keepDialling(address string) {
 		w, err := dial(r.ctx, r.opt, address, "SUB")
 		if err == nil {
 			since := time.Now()
+			w.room = r.queue.room
 			err = r.hold(w, func() {
 				r.only.failed.Store(nil)
 				r.only.connected.Store(true)
 				r.queue.put(connected, nil)
 			})
 			r.only.connected.Store(false)
+			w.leave()
+			if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) {
+				r.queue.put(parted, nil)
+			}
 			err = fmt.Errorf("the connection ended: %w", err)
 			r.only.failed.Store(&err)
 			if time.Since(since) > r.opt.Backoff {

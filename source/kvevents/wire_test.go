@@ -94,7 +94,7 @@ func (*deaf) Dropped(*Source, Reason)     {}
 func through(sink Sink) (send func()) {
 	opt := Options{}
 	opt.defaults()
-	r := &reader{ctx: context.Background(), opt: &opt, sink: sink, queue: newQueue(opt.Buffer), only: &Source{}}
+	r := &reader{ctx: context.Background(), opt: &opt, sink: sink, queue: newQueue(opt.Buffer, nil), only: &Source{}}
 	seq := binary.BigEndian.AppendUint64(nil, 0)
 	parts := [][]byte{[]byte("kv@a@m"), seq, stored(8, 8, true)}
 	var buf []byte

@@ -34,6 +34,7 @@ const (
 var (
 	errTooLarge = errors.New("message too large")
 	errParts    = errors.New("too many parts")
+	errNoRoom   = errors.New("other connections hold too much")
 )
 
 // wire is one connection that speaks ZMTP.
@@ -47,6 +48,7 @@ type wire struct {
 
 	command func(name, body []byte) // of commands other than PING and PONG; may be nil
 
+	room  *room  // shared with other connections; nil for none
 	body  []byte // of the message that is read
 	ends  []int
 	parts [][]byte
@@ -164,9 +166,10 @@ func (w *wire) header() (flags byte, size uint64, err error) {
 	return flags, binary.BigEndian.Uint64(b[:]), nil
 }
 
-// read returns the parts of the next message, valid until the next read. errTooLarge and errParts leave the
+// read returns the parts of the next message, valid until the next read. errTooLarge, errParts and errNoRoom leave the
 // connection in order: the message was read over.
 func (w *wire) read() ([][]byte, error) {
+	w.leave()
 	w.body, w.ends = w.body[:0], w.ends[:0]
 	if cap(w.body) > keep {
 		w.body = nil
@@ -201,6 +204,13 @@ func (w *wire) read() ([][]byte, error) {
 			for left := int(size); left > 0; { // memory is taken for what came, not for what was announced
 				n := min(left, 64<<10)
 				at := len(w.body)
+				if !w.room.take(over(at, at+n)) {
+					bad = errNoRoom
+					if _, err := io.CopyN(io.Discard, w.r, int64(left)); err != nil {
+						return nil, err
+					}
+					break
+				}
 				w.body = append(w.body, make([]byte, n)...)
 				if _, err := io.ReadFull(w.r, w.body[at:]); err != nil {
 					return nil, err
@@ -225,6 +235,12 @@ func (w *wire) read() ([][]byte, error) {
 		}
 		return w.parts, nil
 	}
+}
+
+// leave gives back the room of the message that was read last.
+func (w *wire) leave() {
+	w.room.give(over(0, len(w.body)))
+	w.body = w.body[:0]
 }
 
 func (w *wire) obey(size uint64) error {
