@@ -2,9 +2,10 @@
 # `make` is what a change must pass, `make help` lists the rest. Only `make e2e` needs more than
 # Go, git and make, and it installs what it needs.
 .DEFAULT_GOAL := all
-.PHONY: all build dev test plain lint modules e2e flow-report bench golden fuzz cover clean help
+.PHONY: all build dev test plain lint modules generate e2e flow-report bench golden fuzz cover clean help
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+CONTROLLER_GEN := sigs.k8s.io/controller-tools/cmd/controller-gen@v0.23.0
 COUNT       ?= 6
 BENCH       ?= .
 FUZZTIME    ?= 20s
@@ -31,14 +32,21 @@ test: lint ## the quick tier: lint, unit tests and scripts, with the race detect
 plain: ## what the race detector distorts: allocations, memory, long random lives
 	go test -timeout=15m $(sort $(dir $(shell find . -name norace_test.go -printf '%h/ ')))
 
-lint: modules ## gofmt, go vet, staticcheck, in both modules
+lint: modules ## gofmt, go vet, staticcheck, in both modules; what is generated is current
 	@unformatted=$$(gofmt -l .); test -z "$$unformatted" || { echo "run gofmt -w $$unformatted"; exit 1; }
 	go vet ./...
 	go run $(STATICCHECK) ./...
 	cd e2e && go vet ./... && go run $(STATICCHECK) ./...
+	@was=$$(cat $(GENERATED) | cksum); $(MAKE) -s generate; \
+		test "$$was" = "$$(cat $(GENERATED) | cksum)" || { echo "deploy/crds was not what api says; it is now: commit it"; exit 1; }
+
+GENERATED = api/v1/zz_generated.deepcopy.go api/v1alpha2/zz_generated.deepcopy.go deploy/crds/*.yaml
+
+generate: ## deploy/crds and deepcopy, from the types of api/v1 and api/v1alpha2
+	go run $(CONTROLLER_GEN) object:headerFile=scripts/license.go.txt crd paths=./api/v1 paths=./api/v1alpha2 output:crd:dir=deploy/crds
 
 modules: ## download Go modules, trying again when the network fails
-	@scripts/modules.sh $(STATICCHECK)
+	@scripts/modules.sh "$(STATICCHECK) -version" "$(CONTROLLER_GEN) --version"
 
 e2e: build ## the real parts: SDKs, Envoy, Prometheus, Chromium, libzmq, tokenizers, vLLM, against bin/penstock
 	scripts/install-envoy.sh
