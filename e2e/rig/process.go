@@ -81,6 +81,13 @@ func StartIn(t testing.TB, dir, name string, env []string, argv ...string) *Proc
 // Signal sends s to the program, if it still runs.
 func (p *Process) Signal(s syscall.Signal) { p.cmd.Process.Signal(s) }
 
+// Kill ends the program and all that it started, at once: an engine's workers outlive its server.
+func (p *Process) Kill(t testing.TB) {
+	t.Helper()
+	syscall.Kill(-p.cmd.Process.Pid, syscall.SIGKILL)
+	p.Wait(t)
+}
+
 // Alive reports whether the program still runs.
 func (p *Process) Alive() bool {
 	select {

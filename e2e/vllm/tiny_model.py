@@ -4,13 +4,15 @@
     tiny_model.py FOLDER
 
 Two layers of Qwen2 and a byte-level tokenizer trained on Python's standard library: enough for real
-scheduling, real prefix caching and real metrics, a second of work, and nothing to download.
+scheduling, real prefix caching and real metrics, a second of work, and nothing to download. FOLDER/adapter is a LoRA adapter of it.
 """
 import json
 import sys
 import sysconfig
 from pathlib import Path
 
+import numpy
+from safetensors.numpy import save_file
 from tokenizers import ByteLevelBPETokenizer
 
 CONTEXT, VOCABULARY = 8192, 4096
@@ -35,10 +37,27 @@ CONFIG = {
     "eos_token_id": 2,
 }
 
-CHAT = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
+# The tests of the tokenizers have it, too.
+CHAT = Path(__file__).resolve().parent.parent / "tokens" / "templates" / "qwen.jinja"
+
+RANK = 4  # of the adapter
+
+
+def adapter(folder: Path) -> None:
+    """Writes a LoRA adapter as PEFT does, with random weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    random = numpy.random.default_rng(6)
+    heads, keys, width = CONFIG["num_attention_heads"], CONFIG["num_key_value_heads"], CONFIG["hidden_size"]
+    out = {"q_proj": width, "v_proj": width // heads * keys}
+    weights = {}
+    for layer in range(CONFIG["num_hidden_layers"]):
+        for name, size in out.items():
+            at = f"base_model.model.model.layers.{layer}.self_attn.{name}"
+            weights[at + ".lora_A.weight"] = random.normal(0, 1, (RANK, width)).astype(numpy.float32)
+            weights[at + ".lora_B.weight"] = random.normal(0, 1, (size, RANK)).astype(numpy.float32)
+    save_file(weights, folder / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": 2 * RANK, "target_modules": list(out), "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps(settings, indent=1))
 
 
 def main(folder: Path) -> None:
@@ -53,9 +72,10 @@ def main(folder: Path) -> None:
         "bos_token": None,
         "eos_token": "<|im_end|>",
         "pad_token": "<|endoftext|>",
-        "chat_template": CHAT,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
+    (folder / "chat_template.jinja").write_text(CHAT.read_text())
+    adapter(folder / "adapter")
     (folder / "config.json").write_text(json.dumps(CONFIG, indent=1))
 
 

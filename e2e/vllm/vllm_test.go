@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -21,36 +22,104 @@ import (
 // slots is how many requests an engine runs at once; more wait in its queue.
 const slots = 2
 
-// vllm starts engines with the model "tiny" and returns their addresses.
-func vllm(t *testing.T, n int) []string {
+// blocks is how many blocks an engine's cache has: the tests that fill it want it small, and the longest request has to fit.
+const blocks = 600
+
+// engine is a vLLM that publishes what it has in its cache.
+type engine struct {
+	addr           string
+	events, replay string // the ports that it publishes on, and answers what was missed; or the address that it dials
+	block          int
+	model          string // its folder
+	*rig.Process
+}
+
+var (
+	modelOnce   sync.Once
+	modelFolder string
+)
+
+// model is the folder of the tiny model, with an adapter of it in adapter/.
+func model(t *testing.T) string {
 	t.Helper()
+	modelOnce.Do(func() {
+		folder, err := os.MkdirTemp("", "tiny")
+		if err != nil {
+			t.Fatal(err)
+		}
+		python := filepath.Join(rig.Tool(t, "install-vllm.sh"), "venv", "bin", "python")
+		rig.Run(t, nil, python, filepath.Join(rig.Root(), "e2e", "vllm", "tiny_model.py"), folder)
+		modelFolder = folder
+	})
+	return modelFolder
+}
+
+func TestMain(m *testing.M) {
+	code := m.Run()
+	os.RemoveAll(modelFolder)
+	os.Exit(code)
+}
+
+// vllm starts engines with the model "tiny" and its adapter "ad", whose events are to be had at ports of their own.
+func vllm(t *testing.T, n int) []*engine {
+	t.Helper()
+	var engines []*engine
+	for range n {
+		e := &engine{addr: rig.Addr(t), events: rig.Port(rig.Addr(t)), replay: rig.Port(rig.Addr(t)), block: 32}
+		e.start(t)
+		engines = append(engines, e)
+	}
+	for _, e := range engines {
+		e.ready(t)
+	}
+	return engines
+}
+
+// start starts the engine, again when it was killed.
+func (e *engine) start(t *testing.T) {
+	t.Helper()
+	e.model = model(t)
 	home := rig.Tool(t, "install-vllm.sh")
 	env := []string{
 		"HF_HUB_OFFLINE=1", "VLLM_NO_USAGE_STATS=1", "DO_NOT_TRACK=1", // nothing leaves the machine
 		"VLLM_CPU_KVCACHE_SPACE=1",         // GiB
 		"VLLM_CPU_OMP_THREADS_BIND=nobind", // the engines share the cores
+		"VLLM_SERVER_DEV_MODE=1",           // which has /reset_prefix_cache
 	}
-	var addrs []string
-	var engines []*rig.Process
-	for i := range n {
-		addr := rig.Addr(t)
-		addrs = append(addrs, addr)
-		engines = append(engines, rig.StartIn(t, t.TempDir(), fmt.Sprintf("vllm%d", i), env,
-			filepath.Join(home, "venv", "bin", "vllm"), "serve", filepath.Join(home, "tiny"),
-			"--load-format", "dummy", "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", rig.Port(addr),
-			"--max-model-len", "8192", "--max-num-seqs", fmt.Sprint(slots), "--enforce-eager",
-			"--block-size", "32", "--enable-prompt-tokens-details"))
+	sockets := fmt.Sprintf(`"endpoint":"tcp://*:%s","replay_endpoint":"tcp://*:%s"`, e.events, e.replay)
+	if e.replay == "" {
+		sockets = fmt.Sprintf(`"endpoint":%q`, e.events)
 	}
-	for i, addr := range addrs {
-		rig.Within(t, 10*time.Minute, "vLLM to start", func() error {
-			if !engines[i].Alive() {
-				t.Fatal("vLLM ended")
-			}
-			_, err := rig.Get("http://" + addr + "/health")
-			return err
-		})
+	e.Process = rig.StartIn(t, t.TempDir(), "vllm-"+rig.Port(e.addr), env,
+		filepath.Join(home, "venv", "bin", "vllm"), "serve", e.model,
+		"--load-format", "dummy", "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", rig.Port(e.addr),
+		"--max-model-len", "8192", "--max-num-seqs", fmt.Sprint(slots), "--enforce-eager",
+		"--block-size", fmt.Sprint(e.block), "--num-gpu-blocks-override", fmt.Sprint(blocks), "--enable-prompt-tokens-details",
+		"--enable-lora", "--max-lora-rank", "8", "--lora-modules", "ad="+filepath.Join(e.model, "adapter"),
+		"--enable-scale-out", // which lets it render
+		"--enable-auto-tool-choice", "--tool-call-parser", "hermes",
+		"--kv-events-config", `{"enable_kv_cache_events":true,"publisher":"zmq",`+sockets+`,"topic":"kv@`+e.addr+`@tiny"}`)
+}
+
+// ready waits until the engine answers.
+func (e *engine) ready(t *testing.T) {
+	t.Helper()
+	rig.Within(t, 10*time.Minute, "vLLM to start", func() error {
+		if !e.Alive() {
+			t.Fatal("vLLM ended")
+		}
+		_, err := rig.Get("http://" + e.addr + "/health")
+		return err
+	})
+}
+
+// addrs returns the engines' addresses.
+func addrs(engines []*engine) []string {
+	var list []string
+	for _, e := range engines {
+		list = append(list, e.addr)
 	}
-	return addrs
+	return list
 }
 
 // read returns one metric of each engine, as the engine itself tells it.
@@ -87,12 +156,13 @@ func endless(prompt string) string {
 func TestVLLM(t *testing.T) {
 	engines := vllm(t, 2)
 	t.Run("proxy", func(t *testing.T) {
-		check(t, rig.Serve(t, engines...), engines)
+		check(t, rig.Serve(t, addrs(engines)...), addrs(engines))
 	})
 	t.Run("envoy", func(t *testing.T) {
-		gateway, _ := rig.EPP(t, nil, engines...)
-		check(t, gateway, engines)
+		gateway, _ := rig.EPP(t, nil, addrs(engines)...)
+		check(t, gateway, addrs(engines))
 	})
+	t.Run("precise", func(t *testing.T) { precise(t, engines) })
 }
 
 func check(t *testing.T, gateway *rig.Gateway, engines []string) {
