@@ -254,7 +254,7 @@ func (f *feed) of(s *kvevents.Source, blockTokens int, seq uint64) (h *heard, kn
 	h.load = load
 	h.follower.Connected(s.Connected)
 	if h.follower.Told(s.Rank) && (seq == 0 || s.Load != nil && f.replays()) {
-		h.follower.Restarted(s.Rank) // all that it holds is told from the start
+		h.follower.Restarted(s.Rank, time.Now()) // all that it holds is told from the start
 	}
 	if load.Ended() { // it left meanwhile, and its slot may have been cleared before
 		m.Gone(load.Slot)
@@ -473,7 +473,7 @@ func (f *feed) Gap(s *kvevents.Source, from, to uint64) {
 // Restarted implements [kvevents.Sink].
 func (f *feed) Restarted(s *kvevents.Source) {
 	if h, _ := f.of(s, 0, 1); h != nil {
-		h.follower.Restarted(s.Rank)
+		h.follower.Restarted(s.Rank, time.Now())
 	}
 }
 

@@ -52,6 +52,7 @@ func TestEngineRestarts(t *testing.T) {
 				return len(p) == 1 && !p[0].Connected
 			})
 			a.trouble(t, `{}`)
+			until(t, "the scrape to say so, before a says anything", func() bool { return r.known(a).Blocks == 0 })
 			r.settle(a)
 			if v := r.known(a); v.Blocks >= held || v.Counts["restarts"] != 1 || v.Evidence != "events" {
 				t.Errorf("after its restart a has %d blocks of %d: %+v", v.Blocks, held, v)

@@ -78,6 +78,7 @@ type Store struct {
 	timer     clock.Timer
 	pending   bool
 	listeners []func(gone []*Load)
+	renewed   []func(l *Load, seen time.Time)
 	news      []func()
 	changed   chan struct{} // closed and replaced when membership changes
 }
@@ -90,6 +91,8 @@ type told struct {
 	models  []string
 	tuned   []string
 	reading Reading
+	read    time.Time // when the reading was told
+	started float64   // the latest that any reading had
 	load    *Load
 	// parts are the attributes by who told them; attributes is all of them.
 	parts      map[string][]Attribute
@@ -128,6 +131,14 @@ func (s *Store) OnGone(f func(gone []*Load)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.listeners = append(s.listeners, f)
+}
+
+// OnRenewed registers f, called when an engine's process is another than the one that was seen last, at the time given: what it held
+// is gone. It is called under the store's lock and must be quick.
+func (s *Store) OnRenewed(f func(l *Load, seen time.Time)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.renewed = append(s.renewed, f)
 }
 
 // Apply makes one publication of all that changes. An endpoint whose address changes is a new
@@ -173,7 +184,14 @@ func (s *Store) SetEndpoints(source string, endpoints []EndpointSpec) {
 // Tell records a reading of the incarnation that has that load. A reading of one that
 // is gone is dropped.
 func (s *Store) Tell(id ID, load *Load, r Reading) {
-	s.tell(id, load, func(t *told) { t.reading = r })
+	s.tell(id, load, func(t *told) {
+		if t.started > 0 && r.Started > t.started {
+			for _, f := range s.renewed {
+				f(load, t.read)
+			}
+		}
+		t.reading, t.read, t.started = r, s.clock.Now(), max(t.started, r.Started)
+	})
 }
 
 // TellModels records the model names that the incarnation serves, and which of them are adapters of another.

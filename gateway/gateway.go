@@ -187,6 +187,11 @@ func New(o Options) *Gateway {
 			l.Plan.Gone(gone)
 		}
 	})
+	o.Store.OnRenewed(func(l *fleet.Load, seen time.Time) {
+		for _, lane := range *g.lanes.Load() {
+			lane.Plan.Renewed(l, seen)
+		}
+	})
 	o.Store.OnPublish(g.kick)
 	if o.Observer != nil {
 		o.Observer.WatchQueues(g.queues)

@@ -653,6 +653,17 @@ func (e *Engine) Restart(rank int) {
 	}
 }
 
+// Renew tells that all ranks are gone. That they began again their sequences will tell, and count.
+func (e *Engine) Renew() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.closed {
+		e.index.mu.Lock()
+		e.reset()
+		e.index.mu.Unlock()
+	}
+}
+
 func (e *Engine) clear(rank int) {
 	of := func(m *member) bool { return m.rank == rank }
 	e.index.mu.Lock()

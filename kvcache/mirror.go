@@ -183,6 +183,19 @@ func (m *Mirror) Gone(slot uint32) {
 	f.end()
 }
 
+// Renewed forgets what the engine in that slot held: its process is another than the one that was last seen at the time given. Where
+// its events told of a restart since then, they were first, and all is as they say.
+func (m *Mirror) Renewed(slot uint32, seen time.Time) {
+	f := m.Of(slot)
+	switch {
+	case f == nil:
+		m.Index.Clear(slot)
+	case f.restarted.Load() < seen.UnixNano():
+		f.size.Store(0)
+		f.engine.Load().Renew()
+	}
+}
+
 // Of is the follower of the endpoint in that slot, nil if there is none.
 func (m *Mirror) Of(slot uint32) *Follower {
 	if list := *m.followers.Load(); int(slot) < len(list) {
@@ -221,6 +234,8 @@ type Follower struct {
 	up     atomic.Pointer[func() bool]
 	ranks  [4]atomic.Uint64 // bits of those that told something
 	size   atomic.Int32     // of the engine's blocks, as it told first
+
+	restarted atomic.Int64 // UnixNano of when events told so last
 
 	mu      sync.Mutex // after the mirror's
 	ended   bool
@@ -396,7 +411,8 @@ func (f *Follower) Removed(hashes []uint64, tier Tier, group, rank int) {
 func (f *Follower) Cleared(rank int) { f.engine.Load().Clear(rank) }
 
 // Restarted tells that a rank began anew.
-func (f *Follower) Restarted(rank int) {
+func (f *Follower) Restarted(rank int, now time.Time) {
+	f.restarted.Store(now.UnixNano())
 	f.size.Store(0)
 	f.engine.Load().Restart(rank)
 }

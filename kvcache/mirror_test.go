@@ -162,3 +162,46 @@ func TestMirrorIsReadWithoutLocks(t *testing.T) {
 	}
 	m.Tick(time.Now())
 }
+
+// What a process held is void with it, once: by its events or by its metrics, whichever comes first.
+func TestRenewed(t *testing.T) {
+	at := func(s int64) time.Time { return time.Unix(1000+s, 0) }
+	m := NewMirror(1<<20, 16)
+	f := m.Follow(3, 16)
+	store := func(hash uint64, first uint32) {
+		s := &Stored{Hashes: []uint64{hash}, BlockTokens: 16}
+		for i := range uint32(16) {
+			s.Tokens = append(s.Tokens, first+i)
+		}
+		f.Stored(s)
+	}
+	held := func(what string, want int) {
+		t.Helper()
+		if got := m.Index.Held(3); got != want {
+			t.Errorf("%s: %d blocks, want %d", what, got, want)
+		}
+	}
+	store(1, 100)
+	m.Index.Add([]uint64{77}, 3, 10)
+	held("before", 2)
+	m.Renewed(3, at(10))
+	held("its metrics were first", 0)
+	f.Restarted(0, at(12))
+	store(2, 200)
+	held("then its events", 1)
+	m.Renewed(3, at(11))
+	held("its events were first", 1)
+	m.Renewed(3, at(13))
+	held("another restart", 0)
+	store(3, 300)
+	held("and it goes on", 1)
+	if n := f.Counts(); n.Restarts != 1 {
+		t.Errorf("%d restarts by its events, want 1", n.Restarts)
+	}
+
+	m.Index.Add([]uint64{77}, 4, 10) // which never said anything
+	m.Renewed(4, at(10))
+	if got := m.Index.Held(4); got != 0 {
+		t.Errorf("%d blocks of one that was remembered by what was sent", got)
+	}
+}

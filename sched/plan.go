@@ -4,6 +4,7 @@ package sched
 
 import (
 	"slices"
+	"time"
 
 	"github.com/penstock-project/penstock/fleet"
 )
@@ -183,6 +184,17 @@ func (p *Plan) Answered(c *Cycle, served *fleet.Endpoint, set func(name, value s
 func (p *Plan) Gone(loads []*fleet.Load) {
 	for _, w := range p.leavers {
 		w.Gone(loads)
+	}
+}
+
+// Renewed tells the plugins that an engine's process is another than the one that was last seen at the time given.
+func (p *Plan) Renewed(l *fleet.Load, seen time.Time) {
+	for _, w := range p.leavers {
+		if r, ok := w.(Renewer); ok {
+			r.Renewed(l, seen)
+		} else {
+			w.Gone([]*fleet.Load{l})
+		}
 	}
 }
 

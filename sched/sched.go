@@ -70,6 +70,12 @@ type (
 	Leaver interface {
 		Gone(loads []*fleet.Load)
 	}
+	// A Renewer is a Leaver that is told that the process of an engine began anew, and when the one before was last seen. Other Leavers are
+	// told as if the endpoint had left.
+	Renewer interface {
+		Leaver
+		Renewed(l *fleet.Load, seen time.Time)
+	}
 	// An Answerer adds headers to the answer of the endpoint that served.
 	Answerer interface {
 		Answered(c *Cycle, served *fleet.Endpoint, set func(name, value string))

@@ -572,3 +572,8 @@ func (p *PrecisePrefixCacheProducer) Gone(loads []*fleet.Load) {
 		p.mirror.Gone(l.Slot)
 	}
 }
+
+// Renewed implements [sched.Renewer].
+func (p *PrecisePrefixCacheProducer) Renewed(l *fleet.Load, seen time.Time) {
+	p.mirror.Renewed(l.Slot, seen)
+}

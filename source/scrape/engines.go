@@ -17,6 +17,7 @@ const (
 	KVUsage                // used share of the KV cache; the largest series counts
 	BlockSize              // tokens of a KV block, as a value; the largest counts
 	NumBlocks              // KV blocks, as a value; series are summed
+	Started                // when the process began, in seconds since 1970; the largest counts
 	LoRA                   // adapters, as labels of the newest series by value
 	CacheInfo              // block size and number of blocks, as labels
 	Extra                  // an attribute, as Row.Extra says
@@ -74,11 +75,13 @@ var Engines = []Row{
 	{Engine: "vllm", Family: "vllm:gpu_cache_usage_perc", Field: KVUsage}, // before 0.10
 	{Engine: "vllm", Family: "vllm:lora_requests_info", Field: LoRA},
 	{Engine: "vllm", Family: "vllm:cache_config_info", Field: CacheInfo, Size: "block_size", Count: "num_gpu_blocks"},
+	{Engine: "vllm", Family: "process_start_time_seconds", Field: Started},
 
 	{Engine: "sglang", Family: "sglang:num_queue_reqs", Field: Waiting},
 	{Engine: "sglang", Family: "sglang:num_running_reqs", Field: Running},
 	{Engine: "sglang", Family: "sglang:token_usage", Field: KVUsage},
 	{Engine: "sglang", Family: "sglang:cache_config_info", Field: CacheInfo, Size: "page_size", Count: "num_pages"},
+	{Engine: "sglang", Family: "process_start_time_seconds", Field: Started},
 
 	{Engine: "trtllm-serve", Family: "trtllm_num_requests_waiting", Field: Waiting},
 	{Engine: "trtllm-serve", Family: "trtllm_num_requests_running", Field: Running},

@@ -35,6 +35,7 @@ type Value struct {
 type Page struct {
 	Waiting, Running, KVUsage Value
 	BlockSize, NumBlocks      Value
+	Started                   Value
 	MaxAdapters               int
 	// Adapters and Queued are lists with commas, escaped as on the page; see [Split].
 	Adapters, Queued []byte
@@ -141,6 +142,8 @@ func (p *Page) take(v float64, r *Row, rank int, labels *series) {
 		p.BlockSize.take(v, r, rank, 0, maxCount, Largest)
 	case NumBlocks:
 		p.NumBlocks.take(v, r, rank, 0, maxCount, Sum)
+	case Started:
+		p.Started.take(v, r, rank, 0, math.MaxFloat64, Largest)
 	case CacheInfo:
 		if n, ok := count(labels.size); ok {
 			p.BlockSize.take(float64(n), r, rank, 0, maxCount, Largest)

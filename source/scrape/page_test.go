@@ -68,6 +68,9 @@ func show(p *Page) string {
 	if p.MaxAdapters != 0 || len(p.Adapters)+len(p.Queued) > 0 {
 		fmt.Fprintf(&b, " lora=%v/%v/%d", Split(p.Adapters), Split(p.Queued), p.MaxAdapters)
 	}
+	if p.Started.State != Absent {
+		fmt.Fprintf(&b, " started=%.2f", p.Started.Value)
+	}
 	return b.String()
 }
 
@@ -81,6 +84,7 @@ func TestScan(t *testing.T) {
 		{"F2 two engines", "vllm:num_requests_waiting{engine=\"0\"} 40\nvllm:num_requests_waiting{engine=\"1\"} 0\n", "40 - - - -", "vllm"},
 		{"F2 sglang", "sglang:num_queue_reqs 12\nsglang:token_usage 0.9\n", "12 - 0.9 - -", "sglang"},
 		{"F2 a ratio of 87", "vllm:kv_cache_usage_perc 87\n", "- - ! - -", "vllm"},
+		{"began", "process_start_time_seconds 1.79e+09\nvllm:num_requests_waiting 4\n", "4 - - - - started=1790000000.00", "vllm"},
 		{"F2 nothing", "", "- - - - -", ""},
 		{"F2 a login page", "<html><body><form>login vllm:num_requests_waiting 0</form></body></html>\n", "- - - - -", ""},
 

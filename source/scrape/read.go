@@ -91,6 +91,9 @@ func (t *task) reading(p *Page, at time.Time, seen int64) fleet.Reading {
 	if p.NumBlocks.State == Known {
 		read.NumBlocks = int(p.NumBlocks.Value)
 	}
+	if p.Started.State == Known {
+		read.Started = p.Started.Value
+	}
 	return read
 }
 
@@ -150,6 +153,7 @@ func fill(out, part *fleet.Reading) {
 	out.Engine = cmp.Or(out.Engine, part.Engine)
 	out.BlockSize = cmp.Or(out.BlockSize, part.BlockSize)
 	out.NumBlocks = cmp.Or(out.NumBlocks, part.NumBlocks)
+	out.Started = max(out.Started, part.Started)
 	if out.MaxAdapters == 0 && len(out.Adapters)+len(out.Queued) == 0 {
 		out.Adapters, out.Queued, out.MaxAdapters = part.Adapters, part.Queued, part.MaxAdapters
 	}
