@@ -361,7 +361,7 @@ func kinds(t *testing.T, s *site, name string) {
 			some("messages", append(user(name+" goes on "+long), say("assistant", "it goes")), "add_generation_prompt", false, "continue_final_message", true),
 			some("messages", user(name+" no thinking "+long), "chat_template_kwargs", body{"enable_thinking": false}),
 			some("messages", user(name+" logs "+long), "logprobs", true, "top_logprobs", 2),
-			some("messages", user(name+" cut "+long), "truncate_prompt_tokens", 300),
+			some("messages", user(name+" cut "+long+name), "truncate_prompt_tokens", 300),
 			some("messages", append(user(name+" thoughts "+long), body{"role": "assistant", "content": "so", "reasoning": "hm", "reasoning_content": "hm"}, say("user", "why?"))),
 			some("messages", []any{say("developer", "be "+name+long), body{"role": "user", "content": "go", "name": "ann"}}),
 		} {
