@@ -31,6 +31,7 @@ func TestEngineRestarts(t *testing.T) {
 	}{{"dialled, with replays", dialling, nil}, {"dialled", blind, nil}, {"dialling", listening(central), dials(central)}} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
+			born := time.Now()
 			a, b := startEngine(t, "a", c.set), startEngine(t, "b", c.set)
 			r := rehearse(t, preciseConfig(c.events, ""), a, b)
 			r.settle(a, b)
@@ -51,6 +52,7 @@ func TestEngineRestarts(t *testing.T) {
 				p := r.known(a).Publisher
 				return len(p) == 1 && !p[0].Connected
 			})
+			until(t, "another second, for its clock may be unsteady", func() bool { return time.Since(born) > 2*time.Second })
 			a.trouble(t, `{}`)
 			until(t, "the scrape to say so, before a says anything", func() bool { return r.known(a).Blocks == 0 })
 			r.settle(a)

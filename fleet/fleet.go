@@ -66,8 +66,6 @@ type Reading struct {
 	Refused []Refused
 	// BlockSize is the engine's KV block in tokens, NumBlocks how many it has; 0 when not told.
 	BlockSize, NumBlocks int
-	// Started is when the engine's process began, in seconds since 1970 by its own clock; 0 when not told.
-	Started float64
 	// Adapters lists LoRA adapters that run, Queued those that wait, MaxAdapters how many fit.
 	Adapters, Queued []string
 	MaxAdapters      int

@@ -91,8 +91,6 @@ type told struct {
 	models  []string
 	tuned   []string
 	reading Reading
-	read    time.Time // when the reading was told
-	started float64   // the latest that any reading had
 	load    *Load
 	// parts are the attributes by who told them; attributes is all of them.
 	parts      map[string][]Attribute
@@ -133,8 +131,7 @@ func (s *Store) OnGone(f func(gone []*Load)) {
 	s.listeners = append(s.listeners, f)
 }
 
-// OnRenewed registers f, called when an engine's process is another than the one that was seen last, at the time given: what it held
-// is gone. It is called under the store's lock and must be quick.
+// OnRenewed registers f, called by [Store.Renew] under the store's lock: it must be quick.
 func (s *Store) OnRenewed(f func(l *Load, seen time.Time)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -184,14 +181,19 @@ func (s *Store) SetEndpoints(source string, endpoints []EndpointSpec) {
 // Tell records a reading of the incarnation that has that load. A reading of one that
 // is gone is dropped.
 func (s *Store) Tell(id ID, load *Load, r Reading) {
-	s.tell(id, load, func(t *told) {
-		if t.started > 0 && r.Started > t.started {
-			for _, f := range s.renewed {
-				f(load, t.read)
-			}
+	s.tell(id, load, func(t *told) { t.reading = r })
+}
+
+// Renew tells that the engine of the incarnation that has that load began anew: what it held is gone. The process before was last seen
+// at the time given.
+func (s *Store) Renew(id ID, load *Load, seen time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if t := s.alive[id]; t != nil && t.load == load {
+		for _, f := range s.renewed {
+			f(load, seen)
 		}
-		t.reading, t.read, t.started = r, s.clock.Now(), max(t.started, r.Started)
-	})
+	}
 }
 
 // TellModels records the model names that the incarnation serves, and which of them are adapters of another.

@@ -398,34 +398,16 @@ func TestTellingTheGone(t *testing.T) {
 		s.SetEndpoints("test", specs("a=1:2"))
 		s.Tell(old.ID, old.Load, Reading{Waiting: Signal{9, time.Now()}})
 		s.TellModels(old.ID, old.Load, []string{"m"}, nil)
+		s.OnRenewed(func(l *Load, _ time.Time) {
+			if l == old.Load {
+				t.Error("the old one began anew")
+			}
+		})
+		s.Renew(old.ID, old.Load, time.Now())
 		<-time.After(time.Second)
 		synctest.Wait()
 		if e := s.Load().Pools[0].Endpoints[0]; !e.Waiting.At.IsZero() || e.Models != nil {
 			t.Errorf("the new incarnation was told what the old one said: %+v %v", e.Reading, e.Models)
-		}
-	})
-}
-
-// A process that began later than the one that was read last is another.
-func TestOnRenewed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := one()
-		s.SetEndpoints("test", specs("a=1:1"))
-		e := s.Load().Pools[0].Endpoints[0]
-		var told []time.Time
-		s.OnRenewed(func(l *Load, seen time.Time) {
-			if l != e.Load {
-				t.Error("of another endpoint")
-			}
-			told = append(told, seen)
-		})
-		begin := time.Now()
-		for _, started := range []float64{0, 100.5, 100.5, 0, 200, 100.5, 200} { // at last the pages of two processes
-			s.Tell(e.ID, e.Load, Reading{Started: started})
-			time.Sleep(time.Second)
-		}
-		if len(told) != 1 || told[0] != begin.Add(3*time.Second) {
-			t.Errorf("told %v after %v, want once, last seen at 3 s", told, begin)
 		}
 	})
 }

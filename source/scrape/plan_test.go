@@ -393,6 +393,55 @@ func TestTwoPagesOfAnEndpoint(t *testing.T) {
 	})
 }
 
+// A page whose process began later than before is another's, whatever other pages say, and however unsteady the clock.
+func TestProcessBeginsAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := plan(t, with(t, "m", MetricsSource, "", MetricsExtractor, ""), with(t, "side", MetricsSource, `{"port":9000}`, MetricsExtractor, ""))
+		r := start(t, 1, Options{Interval: time.Second, Plans: plansOf(p)})
+		side := &engine{}
+		began := func(at string) string { return "process_start_time_seconds " + at + "\n" }
+		r.set(func() {
+			r.e[0].page = idle
+			side.page = idle + began("1796005902.5") // after the other, which is read later
+			r.by["10.0.0.1:9000"] = side
+		})
+		load, renewed := r.endpoint(0).Load, 0
+		var seen time.Duration
+		r.store.OnRenewed(func(l *fleet.Load, last time.Time) {
+			if l != load {
+				t.Error("of another endpoint")
+			}
+			renewed++
+			seen = time.Since(last)
+		})
+		for _, c := range []struct {
+			page string
+			want int
+			seen time.Duration // at the latest
+		}{
+			{idle, 0, 0},
+			{idle + began("1.79600580208e+09"), 0, 0}, // as vLLM has it
+			{idle + began("1796005803.08"), 0, 0},     // the kernel rounds otherwise
+			{idle + began("1796005804.08"), 0, 0},     // and its clock goes on drifting
+			{idle, 0, 0},                              // not told
+			{began("1796005999"), 0, 0},               // no engine's
+			{idle + began("NaN"), 0, 0},
+			{idle + began("1796005806.08"), 1, 4 * 2500 * time.Millisecond}, // the last was four pages ago
+			{idle + began("1796005804.08"), 1, 0},                           // the one before, which is still there
+			{idle + began("1796005806.08"), 1, 0},
+		} {
+			r.set(func() { r.e[0].page = c.page })
+			pass(2500 * time.Millisecond)
+			if renewed != c.want {
+				t.Errorf("%q: began anew %d times, want %d", c.page, renewed, c.want)
+			}
+			if c.seen != 0 && (seen < c.seen-2500*time.Millisecond || seen > c.seen+2500*time.Millisecond) {
+				t.Errorf("%q: last seen %v ago, want some %v", c.page, seen, c.seen)
+			}
+		}
+	})
+}
+
 // The fixtures F2 of BL-09, as an endpoint shows them.
 func TestPagesAsShown(t *testing.T) {
 	for _, c := range []struct{ page, want, flagged string }{

@@ -20,6 +20,9 @@ func (r *runner) readPage(w *worker, j job, body []byte, at time.Time, seen int6
 	m := pl.mapping(j.ep)
 	Scan(body, m, cmp.Or(j.ep.Pod, j.ep.Name), p)
 	if pl.core >= 0 {
+		if last := j.task.process.follow(p, at); !last.IsZero() {
+			r.store.Renew(j.ep.ID, j.load, last)
+		}
 		r.store.Tell(j.ep.ID, j.load, j.whole.add(pl, j.reading(p, at, seen)))
 	}
 	if len(m.extras) > 0 || j.told {
@@ -67,6 +70,29 @@ func (r *runner) judge(pl *poll, m *Mapping, p *Page, load *fleet.Load) error {
 	return err
 }
 
+// process is whose page it was.
+type process struct {
+	began float64 // in seconds since 1970, by its machine's clock; the latest that was told
+	seen  time.Time
+}
+
+// unsteady is by how many seconds the beginning of one process may differ from page to page: most clients add whole seconds of the
+// kernel to it, which move with the clock.
+const unsteady = 1.5
+
+// follow takes a page, and returns when the process before was last seen if it is another's now. Where the pages of several take
+// turns behind one address, only what is later than all of them is new.
+func (o *process) follow(p *Page, at time.Time) (last time.Time) {
+	if p.Started.State != Known || !p.Known() {
+		return last
+	}
+	if o.began > 0 && p.Started.Value > o.began+unsteady {
+		last = o.seen
+	}
+	o.began, o.seen = max(o.began, p.Started.Value), at
+	return last
+}
+
 // reading is what a page says of an engine.
 func (t *task) reading(p *Page, at time.Time, seen int64) fleet.Reading {
 	read := fleet.Reading{
@@ -90,9 +116,6 @@ func (t *task) reading(p *Page, at time.Time, seen int64) fleet.Reading {
 	}
 	if p.NumBlocks.State == Known {
 		read.NumBlocks = int(p.NumBlocks.Value)
-	}
-	if p.Started.State == Known {
-		read.Started = p.Started.Value
 	}
 	return read
 }
@@ -153,7 +176,6 @@ func fill(out, part *fleet.Reading) {
 	out.Engine = cmp.Or(out.Engine, part.Engine)
 	out.BlockSize = cmp.Or(out.BlockSize, part.BlockSize)
 	out.NumBlocks = cmp.Or(out.NumBlocks, part.NumBlocks)
-	out.Started = max(out.Started, part.Started)
 	if out.MaxAdapters == 0 && len(out.Adapters)+len(out.Queued) == 0 {
 		out.Adapters, out.Queued, out.MaxAdapters = part.Adapters, part.Queued, part.MaxAdapters
 	}

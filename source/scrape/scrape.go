@@ -112,6 +112,7 @@ type task struct {
 	ok               bool
 	adapters, queued list
 	told             bool // attributes
+	process          process
 }
 
 // list is a list of adapters, kept as long as the page says the same.
