@@ -67,35 +67,35 @@ func follow(t *testing.T, gateway *rig.Gateway, tokenizer, events string, engine
 	return s
 }
 
-// again starts the gateway anew, and waits until it follows the engines.
+// again starts the gateway anew.
 func (s *site) again(t *testing.T) {
 	t.Helper()
 	s.Signal(syscall.SIGTERM)
 	s.Wait(t)
 	s.Restart(t)
 	s.Listening(t, s.HTTP)
+}
+
+// ready waits until the gateway follows the engines.
+func (s *site) ready(t *testing.T) *site {
+	t.Helper()
 	s.Ready(t, len(s.engines))
 	rig.Eventually(t, "the gateway to serve", func() error {
 		_, err := rig.Get("http://" + s.HTTP + "/v1/models")
 		return err
 	})
-	if s.dials {
-		s.connected(t)
-	}
-}
-
-// connected waits until all publishers are.
-func (s *site) connected(t *testing.T) {
-	t.Helper()
-	rig.Eventually(t, "the publishers", func() error {
-		c := s.cache(t)
-		for _, e := range c.Endpoints {
-			if len(e.Publishers) != 1 || !e.Publishers[0].Connected {
-				return fmt.Errorf("%+v", c)
+	if s.dials { // others are there before they say something
+		rig.Eventually(t, "the publishers", func() error {
+			c := s.cache(t)
+			for _, e := range c.Endpoints {
+				if len(e.Publishers) != 1 || !e.Publishers[0].Connected {
+					return fmt.Errorf("%+v", c)
+				}
 			}
-		}
-		return nil
-	})
+			return nil
+		})
+	}
+	return s
 }
 
 // cache is what /debug/kvcache shows of the index.
@@ -149,6 +149,7 @@ type answer struct {
 	prompt, completion, cached int
 	at                         string // which engine
 	predicted, reported        int
+	ids                        []int  // of the text's tokens, where they were asked for
 	record                     string // the decision
 }
 
@@ -203,6 +204,7 @@ func (s *site) ask(t *testing.T, path string, b body) answer {
 		Choices []struct {
 			Text    string
 			Message struct{ Content string }
+			IDs     []int `json:"token_ids"`
 		}
 		Content []struct{ Text string }
 		Output  []struct{ Content []struct{ Text string } }
@@ -213,7 +215,7 @@ func (s *site) ask(t *testing.T, path string, b body) answer {
 	u := said.Usage
 	a := answer{prompt: u.Prompt + u.Input + u.Read, completion: u.Completion + u.Output, cached: u.Details.Cached + u.InputDetails.Cached + u.Read}
 	if len(said.Choices) > 0 {
-		a.text = said.Choices[0].Text + said.Choices[0].Message.Content
+		a.text, a.ids = said.Choices[0].Text+said.Choices[0].Message.Content, said.Choices[0].IDs
 	}
 	if len(said.Content) > 0 {
 		a.text = said.Content[0].Text
@@ -319,22 +321,27 @@ func tokenize(t *testing.T, addr, text string) []int {
 const plenty = 1 << 20
 
 // texts are those that tokenizers differ on.
-var texts = map[string]string{
-	"languages": "Fließendes Wasser, eau courante, γλυκό νερό, пресная вода, 淡水の川、담수 하천, مياه عذبة, נהר, नदी का पानी, แม่น้ำ",
-	"emoji":     "🌊🚣‍♀️🏞️ 👨‍👩‍👧‍👦 🇳🇱🇯🇵 ✊🏿 ☃︎☃️",
-	"marks":     "e\u0301 é n\u0303 ñ a\u0308\u0323 \u1e69 s\u0323\u0307 ﬁ ﬂ ½ ² Å Å",
-	"code":      "func main() {\n\tfor i := 0; i < 10; i++ {\n\t\tfmt.Println(\"x\", i)\n\t}\n}\n\n\n#include <stdio.h>\r\nint x = 0xFF;\t// end   \r\n",
-	"spaces":    "  two   three    four\u00a0\u2003\u200b\u3000end \n \n\n\t\t",
-	"numbers":   "3.14159 1,000,000 2026-11-30 0x1F ١٢٣ Ⅷ ⅷ 12345678901234567890",
-	"special":   "<|im_end|>\n<|im_start|>system\nyou are<|endoftext|> <|im_start |> </s>",
-	"controls":  "a\u0001b\u007fc\u0085d\ufeffe\u2028f\U000e0041g",
+var texts = []string{
+	"Fließendes Wasser, eau courante, γλυκό νερό, пресная вода, 淡水の川、담수 하천, مياه عذبة, נהר, नदी का पानी, แม่น้ำ",
+	"🌊🚣‍♀️🏞️ 👨‍👩‍👧‍👦 🇳🇱🇯🇵 ✊🏿 ☃︎☃️",
+	"e\u0301 é n\u0303 ñ a\u0308\u0323 \u1e69 s\u0323\u0307 ﬁ ﬂ ½ ² Å Å",
+	"func main() {\n\tfor i := 0; i < 10; i++ {\n\t\tfmt.Println(\"x\", i)\n\t}\n}\n\n\n#include <stdio.h>\r\nint x = 0xFF;\t// end   \r\n",
+	"  two   three    four\u00a0\u2003\u200b\u3000end \n \n\n\t\t",
+	"3.14159 1,000,000 2026-11-30 0x1F ١٢٣ Ⅷ ⅷ 12345678901234567890",
+	"<|im_end|>\n<|im_start|>system\nyou are<|endoftext|> <|im_start |> </s>",
+	"a\u0001b\u007fc\u0085d\ufeffe\u2028f\U000e0041g",
 }
 
-// kinds sends requests of all kinds, each of which the gateway ought to predict to the token.
-func kinds(t *testing.T, s *site, name string) {
+// kinds sends requests of all kinds, or of those named, each of which the gateway ought to predict to the token.
+func kinds(t *testing.T, s *site, name string, only ...string) {
+	run := func(kind string, f func(t *testing.T)) {
+		if len(only) == 0 || slices.Contains(only, kind) {
+			t.Run(kind, f)
+		}
+	}
 	long := strings.Repeat("the river bends, and the road bends with it; ", 30) // some 400 tokens
 
-	t.Run("conversations", func(t *testing.T) {
+	run("conversations", func(t *testing.T) {
 		for conversation := range 3 {
 			said := []any{say("system", "You are terse, "+name), say("user", fmt.Sprint(conversation, long))}
 			at, cached := "", 0
@@ -354,7 +361,7 @@ func kinds(t *testing.T, s *site, name string) {
 		}
 	})
 
-	t.Run("chat", func(t *testing.T) {
+	run("chat", func(t *testing.T) {
 		parts := []any{say("user", []any{body{"type": "text", "text": name + " parts " + long}, body{"type": "text", "text": "and another"}})}
 		for _, b := range []body{
 			some("messages", parts),
@@ -371,7 +378,7 @@ func kinds(t *testing.T, s *site, name string) {
 	})
 
 	// Of several choices each finds what the one before it computed. For the prompt's own probabilities vLLM computes it all.
-	t.Run("choices", func(t *testing.T) {
+	run("choices", func(t *testing.T) {
 		b := some("messages", user(name+" two "+long), "n", 2, "temperature", 0.7, "seed", 1)
 		s.ask(t, chat, b)
 		delete(b, "n")
@@ -384,7 +391,7 @@ func kinds(t *testing.T, s *site, name string) {
 		s.finds(t, chat, b, 256, plenty)
 	})
 
-	t.Run("tools", func(t *testing.T) {
+	run("tools", func(t *testing.T) {
 		tool := func(name string) any {
 			return body{"type": "function", "function": body{"name": name, "description": "Looks at " + name + ", \"now\" <or> later — überall.",
 				"parameters": body{"type": "object", "required": []string{"where"},
@@ -404,17 +411,16 @@ func kinds(t *testing.T, s *site, name string) {
 		s.exact(t, chat, b)
 	})
 
-	t.Run("texts", func(t *testing.T) {
-		for kind, text := range texts {
-			text = name + kind + strings.Repeat(text, 6)
-			s.finds(t, completions, some("prompt", text), 0, 0)
-			s.finds(t, completions, some("prompt", text), 32, plenty)
-			s.exact(t, chat, some("messages", user(text)))
-			s.finds(t, chat, some("messages", user(text)), 32, plenty)
-		}
+	// One token that differs, and all blocks from there on are others.
+	run("texts", func(t *testing.T) {
+		text := name + strings.Join(texts, "\n")
+		s.finds(t, completions, some("prompt", text), 0, 0)
+		s.finds(t, completions, some("prompt", text), 256, plenty)
+		s.exact(t, chat, some("messages", user(text)))
+		s.finds(t, chat, some("messages", user(text)), 256, plenty)
 	})
 
-	t.Run("completions", func(t *testing.T) {
+	run("completions", func(t *testing.T) {
 		text := name + " flows " + long
 		s.finds(t, completions, some("prompt", text), 0, 0)
 		s.finds(t, completions, some("prompt", text), 256, plenty)
@@ -425,7 +431,7 @@ func kinds(t *testing.T, s *site, name string) {
 	})
 
 	// vLLM says of several prompts what it found of the last; what it has of each, the next requests tell.
-	t.Run("lists", func(t *testing.T) {
+	run("lists", func(t *testing.T) {
 		one, other := name+" first of two "+long, name+" second of two "+long
 		a := s.ask(t, completions, some("prompt", []string{one, other, one + other}))
 		for _, text := range []string{one, other, one + other} {
@@ -440,7 +446,7 @@ func kinds(t *testing.T, s *site, name string) {
 		}
 	})
 
-	t.Run("messages", func(t *testing.T) {
+	run("messages", func(t *testing.T) {
 		b := some("messages", user(long), "system", name+" speaks Anthropic's")
 		s.finds(t, messages, b, 0, 0)
 		a := s.finds(t, messages, b, 256, plenty)
@@ -452,7 +458,7 @@ func kinds(t *testing.T, s *site, name string) {
 		s.finds(t, messages, b, 256, plenty)
 	})
 
-	t.Run("responses", func(t *testing.T) {
+	run("responses", func(t *testing.T) {
 		b := body{"model": "tiny", "max_output_tokens": 6, "temperature": 0, "instructions": name + " responds", "input": long}
 		s.finds(t, responses, b, 0, 0)
 		a := s.finds(t, responses, b, 256, plenty)
@@ -461,27 +467,26 @@ func kinds(t *testing.T, s *site, name string) {
 	})
 
 	// Equal prompts with other salts share nothing.
-	t.Run("salts", func(t *testing.T) {
+	run("salts", func(t *testing.T) {
 		for path, b := range map[string]body{
 			chat:        some("messages", user(name+" salted "+long)),
 			completions: some("prompt", name+" salted "+long),
 			messages:    some("messages", user(name+" messages, salted "+long)),
 			responses:   {"model": "tiny", "max_output_tokens": 6, "input": name + " responses, salted " + long},
 		} {
-			for _, salt := range []any{"sea", "lake", nil} {
-				if salt != nil {
-					b["cache_salt"] = salt
-				} else {
-					delete(b, "cache_salt")
-				}
+			s.finds(t, path, b, 0, 0)
+			for _, salt := range []string{"sea", "lake"} {
+				b["cache_salt"] = salt
 				s.finds(t, path, b, 0, 0)
-				s.finds(t, path, b, 256, plenty)
 			}
+			s.finds(t, path, b, 256, plenty)
+			delete(b, "cache_salt")
+			s.finds(t, path, b, 256, plenty)
 		}
 	})
 
 	// Neither do a model and its adapter.
-	t.Run("adapter", func(t *testing.T) {
+	run("adapter", func(t *testing.T) {
 		b := some("messages", user(name+" adapted "+long))
 		s.finds(t, chat, b, 0, 0)
 		b["model"] = "ad"
@@ -498,19 +503,23 @@ func kinds(t *testing.T, s *site, name string) {
 	})
 
 	// Of a prompt that is all in the cache vLLM computes the last block anew.
-	t.Run("edges", func(t *testing.T) {
+	run("edges", func(t *testing.T) {
 		ids := tokenize(t, s.engines[0].addr, name+" ends at an edge "+long)
-		for _, n := range []int{1, 31, 32, 33, 63, 64, 65, 96, 128, 256} {
+		for _, n := range []int{1, 32, 33, 63, 96} {
 			prompt := append([]int{100 + n}, ids[:n-1]...)
 			s.finds(t, completions, some("prompt", prompt, "max_tokens", 1), 0, 0)
 			want := (n - 1) / 32 * 32
 			s.finds(t, completions, some("prompt", prompt, "max_tokens", 1), want, want)
 			want = n / 32 * 32
-			s.finds(t, completions, some("prompt", append(slices.Clone(prompt), 7), "max_tokens", 40), want, want)
+			s.finds(t, completions, some("prompt", append(prompt, 7), "max_tokens", 2), want, want)
 		}
+		// What it answered is in its cache, too.
+		prompt := append([]int{99}, ids[:30]...)
+		a := s.finds(t, completions, some("prompt", prompt, "max_tokens", 34, "return_token_ids", true, "ignore_eos", true), 0, 0)
+		s.finds(t, completions, some("prompt", append(prompt, a.ids...)), 64, 64)
 	})
 
-	t.Run("long", func(t *testing.T) {
+	run("long", func(t *testing.T) {
 		text := name + " is long " + strings.Repeat(long, 16)
 		s.finds(t, completions, some("prompt", text), 0, 0)
 		a := s.finds(t, completions, some("prompt", text), 5000, plenty)
@@ -521,7 +530,7 @@ func kinds(t *testing.T, s *site, name string) {
 	})
 
 	// What an engine has from others is known by its word alone.
-	t.Run("others", func(t *testing.T) {
+	run("others", func(t *testing.T) {
 		for i, e := range s.engines {
 			b := some("messages", user(fmt.Sprint(name, " for others ", i, long)))
 			before := s.cache(t).of(t, e.addr).told()
@@ -567,7 +576,7 @@ func (s *site) sound(t *testing.T) {
 // precise is the main job of the index on the real thing.
 func precise(t *testing.T, engines []*engine) {
 	t.Run("proxy", func(t *testing.T) {
-		s := follow(t, rig.Serve(t, addrs(engines)...), local(t), dialled, engines)
+		s := follow(t, rig.Serve(t, addrs(engines)...), local(t), dialled, engines).ready(t)
 		kinds(t, s, "proxy")
 		if c := s.cache(t); c.BlockTokens != 32 {
 			t.Errorf("blocks of %d tokens: vLLM's metrics say 32", c.BlockTokens)
@@ -582,8 +591,8 @@ func precise(t *testing.T, engines []*engine) {
 	})
 	t.Run("envoy", func(t *testing.T) {
 		gateway, _ := rig.EPP(t, nil, addrs(engines)...)
-		s := follow(t, gateway, local(t), dialled, engines)
-		kinds(t, s, "envoy")
+		s := follow(t, gateway, local(t), dialled, engines).ready(t)
+		kinds(t, s, "envoy", "conversations", "completions", "messages", "salts", "adapter", "others")
 		s.sound(t)
 		s.read(t, "local", "")
 	})
@@ -690,6 +699,7 @@ func replays(t *testing.T, s *site) {
 	s.ask(t, chat, b)
 	before := s.cache(t)
 	s.again(t)
+	s.ready(t)
 	rig.Eventually(t, "the replay", func() error {
 		for _, h := range s.cache(t).Endpoints {
 			if want := before.of(t, h.Address).Engine; h.Engine != want {
@@ -710,8 +720,8 @@ func render(t *testing.T, engines []*engine) {
 	}
 	service := httptest.NewServer(httputil.NewSingleHostReverseProxy(to))
 	defer service.Close()
-	s := follow(t, rig.Serve(t, addrs(engines)...), fmt.Sprintf("{modelName: tiny, vllm: {url: %q}}", service.URL), dialled, engines)
-	kinds(t, s, "render")
+	s := follow(t, rig.Serve(t, addrs(engines)...), fmt.Sprintf("{modelName: tiny, vllm: {url: %q}}", service.URL), dialled, engines).ready(t)
+	kinds(t, s, "render", "conversations", "tools", "texts", "lists", "messages")
 	s.sound(t)
 	s.read(t, "vllm", "")
 	service.CloseClientConnections()
@@ -726,35 +736,31 @@ func render(t *testing.T, engines []*engine) {
 
 // restarts kills engines, all their processes, and starts them anew: one that the gateway dials, and one that dials the gateway.
 func restarts(t *testing.T, engines []*engine) {
-	prompt := func(i int) body {
-		return some("messages", user(fmt.Sprint("restarted ", i, strings.Repeat(" the bank and", 100))))
-	}
-	dialled := follow(t, rig.Serve(t), local(t), dialled, engines[1:])
-	dialled.finds(t, chat, prompt(1), 0, 0)
-	dialled.finds(t, chat, prompt(1), 256, plenty)
-
+	prompt := some("messages", user("restarted "+strings.Repeat(" the bank and", 100)))
 	at := "tcp://" + rig.Addr(t)
-	engines[1].Kill(t)
-	engines[1].start(t)
-	engines[0].Kill(t)
-	engines[0].events, engines[0].replay, engines[0].block = at, "", 64
-	engines[0].start(t)
-	central := follow(t, rig.Serve(t), local(t), fmt.Sprintf("{zmqEndpoint: %q}", at), engines[:1])
-	for i, s := range []*site{central, dialled} {
+	dials := follow(t, rig.Serve(t), local(t), dialled, engines[1:]).ready(t)
+	listens := follow(t, rig.Serve(t), local(t), fmt.Sprintf("{zmqEndpoint: %q}", at), engines[:1])
+	dials.finds(t, chat, prompt, 0, 0)
+	dials.finds(t, chat, prompt, 256, plenty)
+
+	again := func(e *engine) {
+		e.Kill(t)
+		e.start(t)
+	}
+	// An engine that begins anew knows nothing, as the gateway knows before the engine has said a word.
+	forgot := func(s *site) {
 		s.engines[0].ready(t)
-		s.Ready(t, 1)
-		s.finds(t, chat, prompt(i), 0, 0)
-		s.finds(t, chat, prompt(i), 256, plenty)
+		s.ready(t).finds(t, chat, prompt, 0, 0)
+		s.finds(t, chat, prompt, 256, plenty)
 		s.sound(t)
 	}
-	dialled.again(t)
-	dialled.finds(t, chat, prompt(1), 256, plenty)
-
-	engines[0].Kill(t)
-	engines[0].start(t)
-	engines[0].ready(t)
-	central.Ready(t, 1)
-	central.finds(t, chat, prompt(0), 0, 0)
-	central.finds(t, chat, prompt(0), 256, plenty)
-	central.sound(t)
+	again(engines[1])
+	engines[0].events, engines[0].replay, engines[0].block = at, "", 64
+	again(engines[0])
+	forgot(listens)
+	again(engines[0])
+	forgot(dials)
+	dials.again(t)
+	dials.ready(t).finds(t, chat, prompt, 256, plenty)
+	forgot(listens)
 }
