@@ -23,7 +23,7 @@ import (
 const slots = 2
 
 // blocks is how many blocks an engine's cache has: the tests that fill it want it small, and the longest request has to fit.
-const blocks = 600
+const blocks = 280
 
 // engine is a vLLM that publishes what it has in its cache.
 type engine struct {
