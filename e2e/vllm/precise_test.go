@@ -668,7 +668,7 @@ func fills(t *testing.T, s *site) {
 	prompt := func(i int) body {
 		return some("prompt", fmt.Sprint("much ", i)+strings.Repeat(fmt.Sprint(" of it ", i), 400))
 	}
-	const n = 12
+	const n = 16
 	tokens, cached, kept := 0, 0, 0
 	for i := range n {
 		tokens += s.finds(t, completions, prompt(i), 0, 32).prompt
