@@ -46,6 +46,8 @@ type settings struct {
 	quiet                          bool // no access lines
 	scores, allSubsets             bool // ext_proc: tell totals; ignore subset hints
 	experimental                   bool // alpha plugins and those for tests are allowed
+	// dial opens connections to endpoints; nil for the network's.
+	dial func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
 // process is one running gateway: doors, sources, metrics.
@@ -106,6 +108,11 @@ func (p *process) run(ctx context.Context, cfg *config.Config) error {
 	if p.started != nil {
 		p.started(l)
 	}
+	return p.serve(ctx, cfg, l, certificate)
+}
+
+// serve is run on listeners that are open.
+func (p *process) serve(ctx context.Context, cfg *config.Config, l *listeners, certificate *tls.Config) error {
 	behind, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	open, shut := context.WithCancel(behind)
@@ -116,7 +123,7 @@ func (p *process) run(ctx context.Context, cfg *config.Config) error {
 	context.AfterFunc(restCtx, shut) // a source that fails ends the doors, too
 	rest.Go(func() error { return p.obs.Run(restCtx) })
 	rest.Go(func() error {
-		return scrape.Run(restCtx, p.store, scrape.Options{Plans: &p.plans, Interval: p.interval, Failed: p.obs.PollFailed, Extracted: p.obs.ExtractFailed})
+		return scrape.Run(restCtx, p.store, scrape.Options{Plans: &p.plans, Interval: p.interval, Dial: p.dial, Failed: p.obs.PollFailed, Extracted: p.obs.ExtractFailed})
 	})
 	rest.Go(func() error { return p.feeds.run(restCtx) })
 	p.follow(restCtx, rest, cfg)
@@ -145,7 +152,7 @@ func (p *process) run(ctx context.Context, cfg *config.Config) error {
 		end()
 		return err
 	})
-	err = rest.Wait()
+	err := rest.Wait()
 	if flushErr := p.obs.Flush(); err == nil {
 		err = flushErr
 	}
@@ -156,7 +163,7 @@ func (p *process) openDoors(ctx context.Context, g *errgroup.Group, l *listeners
 	limits := cfg.Penstock.Limits
 	if l.http != nil {
 		door := proxy.New(p.gw, proxy.Options{
-			Door: &p.doors.proxy, Log: p.log, Drain: cmp.Or(p.drain, -1), ShowEndpoint: p.showEndpoint,
+			Door: &p.doors.proxy, Log: p.log, Drain: cmp.Or(p.drain, -1), ShowEndpoint: p.showEndpoint, Dial: p.dial,
 			BodyTimeout: time.Duration(limits.BodyTimeout), MaxHeaderBytes: int(limits.MaxHeaderBytes),
 		})
 		g.Go(func() error { return door.Run(ctx, l.http) })

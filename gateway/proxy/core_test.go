@@ -71,8 +71,7 @@ func TestHealedEndpointIsUsedAgain(t *testing.T) {
 			return l
 		}
 		g := realCore("a:1", "b:1")
-		srv := New(g, Options{})
-		srv.pool.dial = m.dial
+		srv := New(g, Options{Dial: m.dial})
 		lis := m.listen("door:1")
 		ctx, stop := context.WithCancel(t.Context())
 		ran := make(chan error, 1)

@@ -33,8 +33,12 @@ type host struct {
 }
 
 func newPool(o *Options) *pool {
-	d := &net.Dialer{Timeout: o.DialTimeout, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}}
-	return &pool{dial: d.DialContext, limit: o.EndpointIdle, hosts: map[string]*host{}}
+	dial := o.Dial
+	if dial == nil {
+		d := &net.Dialer{Timeout: o.DialTimeout, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 5 * time.Second, Count: 3}}
+		dial = d.DialContext
+	}
+	return &pool{dial: dial, limit: o.EndpointIdle, hosts: map[string]*host{}}
 }
 
 func (p *pool) host(address string) *host {

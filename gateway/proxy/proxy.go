@@ -43,6 +43,8 @@ type Options struct {
 	MaxHeaderBytes int
 	// DialTimeout bounds the time to connect to an endpoint; 1 s.
 	DialTimeout time.Duration
+	// Dial opens connections to endpoints; nil for the network's.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
 	// EndpointIdle is how long a connection to an endpoint is kept without use; 90 s.
 	EndpointIdle time.Duration
 	// Drain is how long open requests may go on when Run's context ends; 30 s. Below zero: not at all.

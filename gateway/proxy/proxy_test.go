@@ -485,8 +485,7 @@ func TestDrainCutsOffWhatGoesOn(t *testing.T) {
 			_, _ = w.br.ReadByte() // never ends by itself
 		})
 		s := newScript("e:1")
-		srv := newServer(s, Options{Drain: 20 * time.Second})
-		srv.pool.dial = m.dial
+		srv := newServer(s, Options{Drain: 20 * time.Second, Dial: m.dial})
 		lis := m.listen("d:1")
 		ctx, stop := context.WithCancel(t.Context())
 		ran := make(chan error, 1)
@@ -523,8 +522,7 @@ func TestStalledBodyTimesOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newMemnet()
 		s := newScript("e:1")
-		srv := newServer(s, Options{})
-		srv.pool.dial = m.dial
+		srv := newServer(s, Options{Dial: m.dial})
 		lis := m.listen("d:1")
 		ctx, stop := context.WithCancel(t.Context())
 		ran := make(chan error, 1)

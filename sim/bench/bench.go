@@ -68,7 +68,8 @@ type Options struct {
 	// Watch, if not nil, runs beside it all and shows how far it is, until its context ends.
 	Watch func(context.Context, *Progress)
 
-	nap func(time.Duration)
+	// Nap waits for less than a few milliseconds, and not much longer; nil for the kernel's own, which a false clock does not know.
+	Nap func(time.Duration)
 }
 
 // NotSent is the error of a request that was due while too many were open.
@@ -84,8 +85,8 @@ func (o *Options) defaults() error {
 	if o.PerWord == 0 {
 		o.PerWord = 1
 	}
-	if o.nap == nil {
-		o.nap = nap
+	if o.Nap == nil {
+		o.Nap = nap
 	}
 	o.Extra = strings.TrimSpace(o.Extra)
 	if o.Extra != "" {

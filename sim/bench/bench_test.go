@@ -161,7 +161,7 @@ func measure(t *testing.T, o Options, servers ...server) *report.Report {
 	if o.Model == "" {
 		o.Model = "m"
 	}
-	o.nap = time.Sleep
+	o.Nap = time.Sleep
 	r, err := Run(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
@@ -242,7 +242,7 @@ func TestErrorsAreCountedByKind(t *testing.T) {
 
 func TestSilence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		o := Options{Requests: 5, Open: opens(calls{gap: 1}), Model: "m", nap: time.Sleep, Targets: []Target{target("gateway", func(*http.Request) (*http.Response, error) { return nil, io.EOF })}}
+		o := Options{Requests: 5, Open: opens(calls{gap: 1}), Model: "m", Nap: time.Sleep, Targets: []Target{target("gateway", func(*http.Request) (*http.Response, error) { return nil, io.EOF })}}
 		r, err := Run(t.Context(), o)
 		if !errors.Is(err, ErrSilent) || r == nil || r.Runs[0].Errors["reset"] != 5 {
 			t.Errorf("got %v, %v", r, err)
@@ -387,7 +387,7 @@ func TestBrokenOff(t *testing.T) {
 		began := time.Now()
 		r, err := Run(ctx, Options{
 			Targets: []Target{target("gateway", pace{first: time.Second, chunks: 1}.serve)},
-			Open:    opens(calls{}), Model: "m", Rate: 1, Every: 100 * time.Millisecond, Duration: time.Hour, nap: time.Sleep,
+			Open:    opens(calls{}), Model: "m", Rate: 1, Every: 100 * time.Millisecond, Duration: time.Hour, Nap: time.Sleep,
 		})
 		if err != nil {
 			t.Fatal(err)

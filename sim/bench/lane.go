@@ -171,7 +171,7 @@ func (l *lane) drive(ctx context.Context, until time.Time) bool {
 		case wait <= 0:
 			continue
 		case wait < 2*fine:
-			l.o.nap(min(wait, fine))
+			l.o.Nap(min(wait, fine))
 			continue
 		}
 		timer.Reset(wait - fine)
