@@ -165,7 +165,17 @@ func (f *benchFlags) settle() (err error) {
 		}
 		o.Every = time.Duration(float64(time.Second) / o.Rate)
 	}
-	for _, path := range []string{f.json, f.html} { // better now than when all is measured
+	if err := writable(f.json, f.html); err != nil {
+		return err
+	}
+	o.Whole = f.whole
+	o.SLO, err = parseSLO(f.slo)
+	return err
+}
+
+// writable tells of files that cannot be written: better now than when all is measured.
+func writable(paths ...string) error {
+	for _, path := range paths {
 		if path == "" || path == "-" {
 			continue
 		}
@@ -175,9 +185,7 @@ func (f *benchFlags) settle() (err error) {
 		}
 		_ = file.Close()
 	}
-	o.Whole = f.whole
-	o.SLO, err = parseSLO(f.slo)
-	return err
+	return nil
 }
 
 // endless is a workload whose generators do not end by themselves unless it says so: the flags say when.

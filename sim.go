@@ -84,6 +84,9 @@ func simRun(ctx context.Context, args []string, stdout, stderr io.Writer) error 
 	if err != nil {
 		return err
 	}
+	if err := writable(f.json, f.html); err != nil {
+		return err
+	}
 	runs, err := s.run(ctx, f.jobs, stderr)
 	if err != nil {
 		return err
@@ -91,7 +94,29 @@ func simRun(ctx context.Context, args []string, stdout, stderr io.Writer) error 
 	r := &report.Report{Title: s.title(), Command: f.repeatable(fs)}
 	r.Add(runs...)
 	out := benchFlags{json: f.json, html: f.html}
-	return out.write(r, stdout)
+	return errors.Join(out.write(r, stdout), s.silence(runs))
+}
+
+// silence is an error where no policy had anything answered: then it is the fleet, or the work, that is wrong.
+func (s *rehearsal) silence(runs []report.Run) error {
+	sent, tooLong, room := 0, 0, 0
+	for i := range runs {
+		if runs[i].Completed > 0 {
+			return nil
+		}
+		sent += runs[i].Requests
+		tooLong += runs[i].Errors[run.TooLong]
+	}
+	for _, e := range s.fleet {
+		room = max(room, e.Config.NumBlocks*e.Config.BlockSize)
+	}
+	switch {
+	case sent == 0:
+		return errors.New("no request was sent in that time")
+	case tooLong == sent:
+		return fmt.Errorf("nothing was answered: every prompt, with its answer, is longer than the largest cache of the fleet, which holds %d tokens", room)
+	}
+	return errors.New("nothing was answered at all")
 }
 
 // repeatable is the command that gives the same report, wherever it is written to: the flags that were said, and the seed.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -163,7 +164,7 @@ const largest = 1 << 20
 
 func fromFile(path string) ([]Endpoint, error) {
 	f, err := os.Open(path)
-	if errors.Is(err, os.ErrNotExist) {
+	if errors.Is(err, os.ErrNotExist) && filepath.Ext(path) == "" {
 		return nil, fmt.Errorf("%q: want a number, NUMBERxKIND with a kind of %s, or a YAML file", path, strings.Join(Names(), ", "))
 	}
 	if err != nil {

@@ -32,6 +32,19 @@ var Accelerators = []Accelerator{
 	{"L4", 24, 0.3, 121, "NVIDIA L4 data sheet: 24 GB GDDR6, 300 GB/s, 121 TFLOP/s BF16 dense"},
 }
 
+// batch is the most sequences in a step and the most tokens computed in it: vLLM 0.32's defaults for max-num-seqs and
+// max-num-batched-tokens of a server, by the memory of the accelerator, and fewer on an A100 whatever it has.
+func (a *Accelerator) batch() (seqs, tokens int) {
+	const gib = float64(1<<30) / 1e9
+	switch {
+	case a.Memory >= 160*gib:
+		return 1024, 16384
+	case a.Memory >= 70*gib && a.Name != "A100":
+		return 1024, 8192
+	}
+	return 256, 2048
+}
+
 // Model is a dense transformer, by the config.json it is published with; weights and KV cache are in BF16.
 type Model struct {
 	Name string
@@ -63,7 +76,8 @@ const (
 var Shares = []string{
 	"prefill uses 60 % of the peak, reads 80 % of the bandwidth: 32B on two H100 then prefills 18,000 tokens/s, of 20,480 that llm-d measured at the peak",
 	"KV cache: 90 % of the memory (vLLM's default) less weights and 3 GB each for activations and graphs",
-	"blocks have 64 tokens, as llm-d's guides run vLLM",
+	"blocks have 64 tokens: llm-d's guides run vLLM with --block-size=64, whose own default is 16",
+	"a batch has as many sequences and new tokens at most as vLLM 0.32 allows by default when it serves (vllm/engine/arg_utils.py)",
 	"a step costs 2.5 ms beside the accelerator's work, and 16 µs for each sequence (vLLM V1)",
 }
 
@@ -122,6 +136,7 @@ func on(accelerator string, n int, model string) Kind {
 //	pair  = 4 · layers · hidden / compute, for each prompt token and token before it
 func (m Model) on(a Accelerator, n float64) engine.Config {
 	const block = 64 // as llm-d's guides run vLLM
+	seqs, tokens := a.batch()
 	weights := m.Params * 1e9 * 2
 	kv := float64(2 * m.Layers * m.KVHeads * m.HeadSize * 2)
 	compute, bandwidth := n*a.Compute*1e12*computeShare, n*a.Bandwidth*1e12*bandwidthShare
@@ -129,7 +144,7 @@ func (m Model) on(a Accelerator, n float64) engine.Config {
 	seconds := func(s float64) time.Duration { return time.Duration(s * 1e9) }
 	token := seconds(2 * m.Params * 1e9 / compute)
 	return engine.Config{
-		BlockSize: block, NumBlocks: int(room / kv / block), MaxNumSeqs: 256, MaxNumBatchedTokens: 8192,
+		BlockSize: block, NumBlocks: int(room / kv / block), MaxNumSeqs: seqs, MaxNumBatchedTokens: tokens,
 		Timing: engine.Timing{
 			Base: (launch + seconds(weights/bandwidth)).Round(10 * time.Microsecond), PerPrefillToken: token,
 			PerSeq: perSequence + token, PerKVToken: seconds(kv / bandwidth),

@@ -90,7 +90,7 @@ func TestFleet(t *testing.T) {
 		{"2xH1000", `"2xH1000": no kind is named "H1000": want NUMBERxKIND with a kind of H100-70B-TP4,`},
 		{"0xL4-8B", `"0xL4-8B": want 1 to 4096 endpoints`},
 		{"4096xL4-8B,L4-8B", "4097 endpoints: want 1 to 4096"},
-		{"nowhere.yaml", `"nowhere.yaml": want a number, NUMBERxKIND with a kind of`},
+		{"nowhere.yaml", "open nowhere.yaml: no such file or directory"},
 		{write("a.yaml", "kind: L4-8B\n"), "a.yaml: want a list of {kind, count, labels, overrides}"},
 		{write("b.yaml", "- kind: L4-8B\n- kind: L5\n"), `b.yaml:2: no kind is named "L5"`},
 		{write("c.yaml", "- kind: L4-8B\n  count: 0\n"), "c.yaml:1: count: 0: want 1 to 4096"},
@@ -124,4 +124,14 @@ func FuzzFile(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestBatch wants the batches that vLLM 0.32 allows a server by default, by accelerator.
+func TestBatch(t *testing.T) {
+	for name, want := range map[string][2]int{"H100-70B-TP4": {1024, 8192}, "H200-70B-TP2": {1024, 8192}, "B200-70B-TP2": {1024, 16384}, "A100-8B": {256, 2048}, "L4-8B": {256, 2048}} {
+		k, _ := Find(name)
+		if got := [2]int{k.Config.MaxNumSeqs, k.Config.MaxNumBatchedTokens}; got != want {
+			t.Errorf("%s: got %v sequences and tokens, want %v", name, got, want)
+		}
+	}
 }

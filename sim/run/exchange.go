@@ -194,8 +194,10 @@ const (
 	notAdmitted = "not-admitted"
 	noProfile   = "no-profile"
 	broken      = "broken-answer"
-	tooLong     = "too-long"
 )
+
+// TooLong is the error of a request that no engine it was sent to could ever hold.
+const TooLong = "too-long"
 
 // prepare screens the candidates and finds what is known of them and the prompt; again does nothing.
 func (x *exchange) prepare() bool {
@@ -310,7 +312,7 @@ func (x *exchange) send() {
 	case n.down:
 		x.next()
 	case !n.submit(x):
-		x.fail(tooLong)
+		x.fail(TooLong)
 	default:
 		x.engine = n
 	}
