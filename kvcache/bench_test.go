@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -157,5 +158,65 @@ func BenchmarkClear(b *testing.B) {
 	for b.Loop() {
 		x.Clear(0)
 		x.Confirm(keys[:1], 0, GPU)
+	}
+}
+
+// Lookups and placements of requests while engines tell of blocks as fast as they can: chains of 2,048 come and go.
+func BenchmarkPlaceBesideStorm(b *testing.B) {
+	for _, writers := range []int{0, 1, 4} {
+		b.Run(fmt.Sprintf("engines=%d", writers), func(b *testing.B) {
+			m := NewMirror(1<<30, 16)
+			var stop atomic.Bool
+			var events atomic.Int64
+			var done sync.WaitGroup
+			for slot := range writers {
+				f := m.Follow(uint32(slot), 16)
+				done.Go(func() {
+					rng := rand.New(rand.NewPCG(uint64(slot), 2))
+					s := Stored{Hashes: make([]uint64, 2048), Tokens: make([]uint32, 16*2048), BlockTokens: 16}
+					for !stop.Load() {
+						for i := range s.Hashes {
+							s.Hashes[i] = rng.Uint64()
+							s.Tokens[16*i] = rng.Uint32()
+						}
+						f.Stored(&s)
+						f.Removed(s.Hashes, GPU, 0, 0)
+						events.Add(4096)
+					}
+				})
+			}
+			keys := make([]uint64, 256)
+			found, scratch := make([]Evidence, 128), &Scratch{}
+			var slots []uint32
+			for i := range 128 {
+				slots = append(slots, uint32(i))
+			}
+			var looks, places []time.Duration
+			b.ReportAllocs()
+			for i := 0; b.Loop(); i++ {
+				for k := range keys {
+					keys[k] = uint64(i*1000+k) * 0x9e3779b97f4a7c15
+				}
+				slot := uint32(writers + i%(128-writers))
+				m.Tick(time.Now())
+				start := time.Now()
+				m.Index.Look(keys, []int32{0}, slots, found, scratch)
+				looked := time.Now()
+				m.Index.Expect(keys, slot, 1<<20, 60)
+				placed := time.Now()
+				m.Index.Unexpect(keys, slot, 60)
+				if len(looks) < 1<<20 {
+					looks, places = append(looks, looked.Sub(start)), append(places, placed.Sub(looked))
+				}
+			}
+			stop.Store(true)
+			done.Wait()
+			for name, took := range map[string][]time.Duration{"look": looks, "place": places} {
+				slices.Sort(took)
+				b.ReportMetric(float64(took[len(took)*99/100].Nanoseconds()), name+"-p99-ns")
+				b.ReportMetric(float64(took[len(took)/2].Nanoseconds()), name+"-p50-ns")
+			}
+			b.ReportMetric(float64(events.Load())/b.Elapsed().Seconds(), "events/s")
+		})
 	}
 }

@@ -154,8 +154,8 @@ func NewEngine(x *Index, o EngineOptions) *Engine {
 	}
 	e := &Engine{index: x, o: o, cell: make([]byte, o.CellTokens*TokenBytes)}
 	e.salt = xxhash.Sum64String(o.Model) + uint64(o.CellTokens)<<32 + uint64(o.BlockTokens)
-	x.mu.Lock()
-	defer x.mu.Unlock()
+	x.lock()
+	defer x.unlock()
 	if x.names == nil {
 		x.names = newNames(x.budget)
 	}
@@ -201,9 +201,9 @@ func (e *Engine) member(rank, group int, add bool) *member {
 	for slices.ContainsFunc(e.parts, func(o *member) bool { return o.part == m.part }) {
 		m.part++
 	}
-	e.index.mu.Lock()
+	e.index.lock()
 	m.owner = e.index.names.acquire()
-	e.index.mu.Unlock()
+	e.index.unlock()
 	e.parts = append(e.parts, m)
 	return m
 }
@@ -279,9 +279,9 @@ func (e *Engine) Store(s *Stored) bool {
 		}
 	}
 	if e.charged != e.waitBytes() {
-		e.index.mu.Lock()
+		e.index.lock()
 		e.charge()
-		e.index.mu.Unlock()
+		e.index.unlock()
 	}
 	return true
 }
@@ -343,8 +343,8 @@ func (e *Engine) store(s *Stored, m *member) {
 // find tells the state of the chain at the end of a block, and its phase. next are the blocks that follow.
 func (e *Engine) find(hash uint64, m *member, next []uint64) (state uint64, phase uint16, ok bool) {
 	x := e.index
-	x.mu.Lock()
-	defer x.mu.Unlock()
+	x.lock()
+	defer x.unlock()
 	for _, hash := range next[:min(len(next), batch)] {
 		x.names.touch(e.called(hash, m))
 	}
@@ -370,8 +370,8 @@ func (e *Engine) called(hash uint64, m *member) uint64 {
 // confirm writes down blocks whose keys were computed.
 func (e *Engine) confirm(m *member, tier Tier, reused bool) {
 	x, keys := e.index, e.keys
-	x.mu.Lock()
-	defer x.mu.Unlock()
+	x.lock()
+	defer x.unlock()
 	for i, b := range e.ends {
 		if i%batch == 0 {
 			x.touch(e.ends[i:min(i+batch, len(e.ends))], keys)
@@ -432,8 +432,8 @@ func (x *Index) once(m *member, p place) {
 // move brings known blocks into one more tier.
 func (e *Engine) move(s *Stored, m *member) {
 	x := e.index
-	x.mu.Lock()
-	defer x.mu.Unlock()
+	x.lock()
+	defer x.unlock()
 	for i, hash := range s.Hashes {
 		shard, at, _ := x.names.find(x.names.tag(e.called(hash, m)), m.owner, 0)
 		if at < 0 {
@@ -466,9 +466,9 @@ func (e *Engine) wait(s *Stored) {
 			text += 4 + len(x)/TokenBytes
 		}
 	}
-	e.index.mu.Lock()
+	e.index.lock()
 	room := e.index.spare(int64(len(s.Tokens)+text)*TokenBytes+int64(len(s.Hashes))*waiterBytes) >= 0
-	e.index.mu.Unlock()
+	e.index.unlock()
 	if len(s.Tokens)+text > e.o.MaxWaiting || !room {
 		e.counts.Lost += uint64(len(s.Hashes))
 		return
@@ -560,8 +560,8 @@ func (e *Engine) Remove(hashes []uint64, tier Tier, group, rank int) {
 		return
 	}
 	x := e.index
-	x.mu.Lock()
-	defer x.mu.Unlock()
+	x.lock()
+	defer x.unlock()
 	for i, hash := range hashes {
 		if i%batch == 0 && m != nil {
 			e.touch(hashes[i:min(i+batch, len(hashes))], m)
@@ -666,8 +666,8 @@ func (e *Engine) Renew() {
 
 func (e *Engine) clear(rank int) {
 	of := func(m *member) bool { return m.rank == rank }
-	e.index.mu.Lock()
-	defer e.index.mu.Unlock()
+	e.index.lock()
+	defer e.index.unlock()
 	switch {
 	case !slices.ContainsFunc(e.parts, of) && len(e.parts) > 0:
 		return // it held nothing
@@ -700,13 +700,13 @@ func (e *Engine) Gap(missed uint64, until int64) {
 	}
 	e.counts.Gaps++
 	e.counts.Missed += missed
-	e.index.mu.Lock()
+	e.index.lock()
 	for _, m := range e.parts {
 		e.index.bytes -= int64(len(m.more)) * placeBytes
 		m.more = nil // how often is not known any more
 	}
 	e.lose() // what waits may have left as well
-	e.index.mu.Unlock()
+	e.index.unlock()
 	e.index.Doubt(e.o.Slot, until)
 }
 
@@ -715,8 +715,8 @@ func (e *Engine) Gap(missed uint64, until int64) {
 func (e *Engine) Once(keys []uint64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.index.mu.Lock()
-	defer e.index.mu.Unlock()
+	e.index.lock()
+	defer e.index.unlock()
 	for _, m := range e.parts {
 		for i := 0; i < len(keys) && len(m.more) > 0; i++ {
 			for tier := range Tier(tiers) {
@@ -732,8 +732,8 @@ func (e *Engine) Close() {
 	defer e.mu.Unlock()
 	if !e.closed {
 		e.closed = true
-		e.index.mu.Lock()
-		defer e.index.mu.Unlock()
+		e.index.lock()
+		defer e.index.unlock()
 		e.reset()
 	}
 }

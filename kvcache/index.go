@@ -60,8 +60,9 @@ type Index struct {
 	parted atomic.Bool          // whether a slot may have two holders in a block
 	epoch  atomic.Uint64        // told on before a lot's word changes
 	due    atomic.Int64         // the time that was told last; now follows when somebody has the lock
+	hopes  hopes
 
-	mu       sync.Mutex // for all that follows and all writes
+	mu       sync.Mutex // for all that follows and all writes; see lock
 	budget   int64
 	room     int64 // of budget, for tables, sets and names
 	bytes    int64 // but for names
@@ -627,20 +628,37 @@ func (x *Index) Add(keys []uint64, slot uint32, capacity int) {
 }
 
 // Expect is Add until a deadline, in generations of the clock that [Index.Advance] tells, at most 4,095 ahead. What is
-// expected again lives until the newest deadline.
+// expected again lives until the newest deadline. While others write it is left to them to write this down, within the next 512 blocks of theirs.
 func (x *Index) Expect(keys []uint64, slot uint32, capacity int, until int64) {
 	if len(keys) > capacity {
 		keys = keys[:max(0, capacity)]
 	}
-	size := int32(min(max(1, capacity/lotsInSlot), math.MaxInt32))
-	x.mu.Lock()
-	defer x.mu.Unlock()
+	x.hope(hope{slot: slot, capacity: capacity, until: until}, keys)
+}
+
+// Unexpect takes back what was expected of the endpoint in that slot until that deadline or an earlier one, and not
+// confirmed since. Another request of the same generation that expects the same blocks loses its promise, too. It is left to others as
+// Expect is.
+func (x *Index) Unexpect(keys []uint64, slot uint32, until int64) {
+	x.hope(hope{slot: slot, until: until, ends: true}, keys)
+}
+
+// expect writes down what is expected, under the lock.
+func (x *Index) expect(h hope, keys []uint64) {
 	x.advance()
+	slot, until := h.slot, h.until
+	if h.ends {
+		for i := 0; i < len(keys) && int(slot) < len(x.slots); i++ {
+			x.write(keys[i], change{do: unexpect, slot: slot, until: until})
+		}
+		return
+	}
 	if until != Forever {
 		if until = min(until, x.now.Load()+span-1); until <= x.now.Load() {
 			return
 		}
 	}
+	size := int32(min(max(1, h.capacity/lotsInSlot), math.MaxInt32))
 	x.slot(slot)
 	// From the end to the start: the start of a prompt becomes the most recently used, so
 	// that what is forgotten first is a chain's tail and no chain loses its head.
@@ -651,24 +669,17 @@ func (x *Index) Expect(keys []uint64, slot uint32, capacity int, until int64) {
 			break
 		}
 		x.write(keys[i], change{do: expect, slot: slot, lot: lot})
-		for h := &x.slots[slot]; h.held-h.sure > capacity && h.oldest != 0; {
-			x.end(h.oldest)
+		for at := &x.slots[slot]; at.held-at.sure > h.capacity && at.oldest != 0; {
+			x.end(at.oldest)
 		}
-		x.breathe(i)
 	}
 	x.tidyLot(slot)
 }
 
-// Unexpect takes back what was expected of the endpoint in that slot until that deadline or an earlier one, and not
-// confirmed since. Another request of the same generation that expects the same blocks loses its promise, too.
-func (x *Index) Unexpect(keys []uint64, slot uint32, until int64) {
-	x.each(keys, slot, change{do: unexpect, slot: slot, until: until})
-}
-
 // Confirm records that the engine in that slot said that it holds the blocks of keys in that tier.
 func (x *Index) Confirm(keys []uint64, slot uint32, tier Tier) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
+	x.lock()
+	defer x.unlock()
 	for i, key := range keys {
 		lot := x.openSure(slot, 0)
 		if lot == 0 {
@@ -688,8 +699,8 @@ func (x *Index) Remove(keys []uint64, slot uint32, tier Tier) {
 }
 
 func (x *Index) each(keys []uint64, slot uint32, c change) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
+	x.lock()
+	defer x.unlock()
 	x.advance()
 	if int(slot) >= len(x.slots) {
 		return
@@ -703,16 +714,16 @@ func (x *Index) each(keys []uint64, slot uint32, c change) {
 // breathe lets other writers in now and then.
 func (x *Index) breathe(i int) {
 	if i%breath == breath-1 {
-		x.mu.Unlock()
-		x.mu.Lock()
+		x.unlock()
+		x.lock()
 	}
 }
 
 // Doubt makes all that is confirmed of the endpoint in that slot provisional until a deadline, because events were
 // missed. It does not look at the blocks.
 func (x *Index) Doubt(slot uint32, until int64) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
+	x.lock()
+	defer x.unlock()
 	x.advance()
 	if int(slot) >= len(x.slots) {
 		return
@@ -739,8 +750,8 @@ func (x *Index) Doubt(slot uint32, until int64) {
 
 // Clear forgets all that the endpoint in that slot holds. It does not look at the blocks.
 func (x *Index) Clear(slot uint32) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
+	x.lock()
+	defer x.unlock()
 	x.clear(slot)
 }
 
@@ -783,8 +794,9 @@ func (x *Index) Advance(now int64) {
 		due = x.due.Load()
 	}
 	if x.due.Load() > x.now.Load() && x.mu.TryLock() {
+		x.catchUp()
 		x.advance()
-		x.mu.Unlock()
+		x.unlock()
 	}
 }
 
@@ -808,8 +820,8 @@ func (x *Index) advance() {
 
 // Len counts the distinct blocks. It may have to look at all.
 func (x *Index) Len() int {
-	x.mu.Lock()
-	defer x.mu.Unlock()
+	x.lock()
+	defer x.unlock()
 	return x.len()
 }
 
@@ -846,8 +858,8 @@ func (h Holdings) Confirmed() int { return h.Tiers[GPU] + h.Tiers[CPU] + h.Tiers
 
 // Holdings tell what the endpoint in that slot holds. It does not look at the blocks.
 func (x *Index) Holdings(slot uint32) (h Holdings) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
+	x.lock()
+	defer x.unlock()
 	if int(slot) >= len(x.slots) {
 		return h
 	}
@@ -863,15 +875,15 @@ func (x *Index) Holdings(slot uint32) (h Holdings) {
 
 // Bytes is the memory that the index holds.
 func (x *Index) Bytes() int64 {
-	x.mu.Lock()
-	defer x.mu.Unlock()
+	x.lock()
+	defer x.unlock()
 	return x.total()
 }
 
 // Stats tells figures. Blocks that ended with their lots may still be among them.
 func (x *Index) Stats() Stats {
-	x.mu.Lock()
-	defer x.mu.Unlock()
+	x.lock()
+	defer x.unlock()
 	s := x.stats
 	s.Blocks, s.Bytes, s.Budget = int(x.used.Load()), x.total(), x.budget
 	if x.names != nil {
