@@ -563,7 +563,7 @@ func (e *Engine) Remove(hashes []uint64, tier Tier, group, rank int) {
 	x.lock()
 	defer x.unlock()
 	for i, hash := range hashes {
-		if i%batch == 0 && m != nil {
+		if i%batch == 0 && m != nil && len(hashes) > 1 {
 			e.touch(hashes[i:min(i+batch, len(hashes))], m)
 		}
 		if m != nil && e.release(m, hash, tier) {

@@ -316,7 +316,12 @@ func (s *Scratch) recount(here []uint32, words []*[pageLen]atomic.Uint64) {
 func (s *Scratch) step(before, here []uint32, words []*[pageLen]atomic.Uint64) {
 	s.touched = s.touched[:0]
 	i, j := 0, 0
+	const some = 16 // are compared at once
 	for {
+		for i+some <= len(before) && j+some <= len(here) && *(*[some]uint32)(before[i:]) == *(*[some]uint32)(here[j:]) {
+			i += some
+			j += some
+		}
 		for i < len(before) && j < len(here) && before[i] == here[j] {
 			i++
 			j++
