@@ -32,7 +32,7 @@ func produced(t *testing.T, params, api, body string) *sched.Cycle {
 		t.Fatal(err)
 	}
 	c := &sched.Cycle{Context: context.Background(), API: api, Model: "m"}
-	c.Body = func(into []byte) []byte { return append(into, body...) }
+	c.Body = textBody(body)
 	c.Prompt = func(h *kvcache.Hasher) {
 		h.Start()
 		h.Write([]byte(body))
@@ -112,3 +112,8 @@ func TestTokenizerIsKept(t *testing.T) {
 		t.Errorf("not read when it changed: %v", err)
 	}
 }
+
+type textBody string
+
+// Append implements [sched.Body].
+func (b textBody) Append(into []byte) []byte { return append(into, b...) }

@@ -89,9 +89,12 @@ func (x *Exchange) sent() *request.Body {
 // media lists the hashes of the prompt's images, sounds and videos.
 func (x *Exchange) media(into []uint64) []uint64 { return x.facts.MediaHashes(x.sent(), into) }
 
-// appendBody appends the body as endpoints get it, but for a rewrite of its model.
-func (x *Exchange) appendBody(into []byte) []byte {
-	for p := range x.sent().Chunks {
+// sending shows plugins the body as endpoints get it, but for a rewrite of its model.
+type sending struct{ x *Exchange }
+
+// Append implements [sched.Body].
+func (s sending) Append(into []byte) []byte {
+	for p := range s.x.sent().Chunks {
 		into = append(into, p...)
 	}
 	return into

@@ -31,7 +31,7 @@ func (x *Exchange) newCycle(ctx context.Context, now time.Time) *sched.Cycle {
 	c.Headers, c.MaxTokens, c.Recomputes = heeded{x}, x.facts.MaxTokens, x.facts.Recomputes
 	c.Prompt, c.Media, c.API, c.Body = nil, nil, x.api.String(), nil
 	if len(x.facts.Prompt) > 0 {
-		c.Prompt, c.Media, c.Body = x.feedPrompt, x.media, x.appendBody
+		c.Prompt, c.Media, c.Body = x.feedPrompt, x.media, sending{x}
 	}
 	return c
 }

@@ -421,6 +421,30 @@ func (x *Index) look(keys []uint64, starts []int32, found []Evidence, s *Scratch
 	}
 }
 
+// InTier counts the blocks from the start of one prompt that the engine in a slot said it holds in that tier, whatever faster one has them, too.
+// It allocates nothing and takes no lock.
+func (x *Index) InTier(keys []uint64, slot uint32, tier Tier) (n int) {
+	var pair [2]uint32
+	for ; n < len(keys); n++ {
+		r, _ := x.find(norm(keys[n]))
+		held := false
+		for try := 0; r != nil && try < 8; try++ {
+			w := r.word.Load() &^ recent
+			here, ok := x.holders(w, &pair)
+			held = ok && slices.ContainsFunc(here, func(e uint32) bool {
+				return e>>lotBits&(1<<tier) != 0 && x.words.at(e&lotMask).Load() == uint64(slot)+1|sureBit
+			})
+			if ok && r.word.Load()&^recent == w {
+				break
+			}
+		}
+		if !held {
+			break
+		}
+	}
+	return n
+}
+
 // Prompts of more than long blocks are leapt through by stride blocks: where the block at the end of a leap has the very
 // word of the one before it, those between are taken to have it. They do, unless an inner block left before its
 // children, which engines do not let happen, or was evicted here, which is no loss to the engine.

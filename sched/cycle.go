@@ -48,8 +48,10 @@ type Prefix struct {
 	Precise bool
 	// Asked is the time, by the producer's own count, at which it looked.
 	Asked uint64
-	// Hash are the prompt's block keys; nil when nobody looked.
-	Hash *kvcache.Hasher
+	// Hash are the prompt's block keys; nil when nobody looked. Index is where they were looked up that engines tell of; nil when there
+	// is none.
+	Hash  *kvcache.Hasher
+	Index *kvcache.Index
 	// ByName tells that only those who name the producer read it.
 	ByName bool
 
@@ -121,6 +123,12 @@ const (
 	FirstStage
 )
 
+// Body is a request's.
+type Body interface {
+	// Append adds the whole body to what is given.
+	Append(into []byte) []byte
+}
+
 // Cycle is one decision: what is asked, who may serve it, and what was found on the way.
 // Slices indexed by candidate are parallel to Candidates. A Cycle is reused; nobody keeps
 // it or its slices after the decision.
@@ -152,7 +160,7 @@ type Cycle struct {
 	// API is the dialect of the request, such as chat, and Body appends its body as the endpoint will get it, but for a
 	// rewrite of the model; nil when there is none.
 	API  string
-	Body func(into []byte) []byte
+	Body Body
 	// Media appends the hash of each image, sound or video of the prompt; nil when there is none.
 	Media func(into []uint64) []uint64
 	// Tokens estimates the prompt, in tokens; set by the first producer that knows.

@@ -7,13 +7,15 @@ import (
 	"slices"
 
 	"github.com/penstock-project/penstock/fleet"
+	"github.com/penstock-project/penstock/kvcache"
 	"github.com/penstock-project/penstock/sched"
 )
 
 // P2PSourceProducer names a peer from which the chosen endpoint can pull cached KV blocks, in the header
 // x-kv-cache-source-host-port.
 //
-// Sources are the endpoints whose cached part of the prompt is within one block of the largest. One is drawn with
+// Sources are the endpoints whose cached part of the prompt is within one block of the largest: the part in CPU memory, from which engines
+// let others read, where any says that it has some there, and else all. One is drawn with
 // odds by 1/(1 + waiting requests), the same for the same request id; one whose queue is unknown counts as the
 // average of the others. The header is written when the source is another endpoint than the one that
 // computes and has MinCachedTokenDelta more tokens cached.
@@ -49,8 +51,9 @@ func (p *P2PSourceProducer) Inactive() []string {
 // Produce implements [sched.Producer]. It looks at all candidates, before a profile's filters.
 func (p *P2PSourceProducer) Produce(c *sched.Cycle) {
 	found := c.Prefix(p.PrefixMatchInfoProducerName)
+	match := p.memory(c, found)
 	best := int32(0)
-	for _, m := range found.Match {
+	for _, m := range match {
 		best = max(best, m)
 	}
 	if best == 0 {
@@ -58,7 +61,7 @@ func (p *P2PSourceProducer) Produce(c *sched.Cycle) {
 	}
 	var waiting, known float64
 	for i, e := range c.Candidates {
-		if near(found.Match[i], best) && e.Waiting.Fresh(c.Now, c.Stale) && e.Waiting.Value >= 0 {
+		if near(match[i], best) && e.Waiting.Fresh(c.Now, c.Stale) && e.Waiting.Value >= 0 {
 			waiting, known = waiting+e.Waiting.Value, known+1
 		}
 	}
@@ -71,20 +74,44 @@ func (p *P2PSourceProducer) Produce(c *sched.Cycle) {
 	}
 	var sum float64
 	for i, e := range c.Candidates {
-		if near(found.Match[i], best) {
+		if near(match[i], best) {
 			sum += odds(e)
 		}
 	}
 	at := draw(c.ID) * sum
 	for i, e := range c.Candidates {
-		if !near(found.Match[i], best) {
+		if !near(match[i], best) {
 			continue
 		}
-		c.Source = sched.Source{Endpoint: e, Tokens: c.Cached(p.PrefixMatchInfoProducerName, i)}
+		c.Source = sched.Source{Endpoint: e, Tokens: min(int64(match[i])*int64(found.BlockTokens), c.Cached(p.PrefixMatchInfoProducerName, i))}
 		if at -= odds(e); at < 0 {
 			return
 		}
 	}
+}
+
+// memory tells what each candidate has cached in CPU memory, in blocks; what it has at all where none says so.
+func (p *P2PSourceProducer) memory(c *sched.Cycle, found *sched.Prefix) []int32 {
+	if found.Index == nil || found.Hash == nil || len(found.Hash.Starts) != 1 {
+		return found.Match
+	}
+	var list []int32
+	for i, e := range c.Candidates {
+		if found.Match[i] == 0 {
+			continue
+		}
+		n := found.Index.InTier(found.Hash.Keys[:found.Match[i]], e.Load.Slot, kvcache.CPU)
+		if n > 0 && list == nil {
+			list = make([]int32, len(c.Candidates))
+		}
+		if n > 0 {
+			list[i] = int32(n)
+		}
+	}
+	if list == nil {
+		return found.Match
+	}
+	return list
 }
 
 // near reports whether a match is within one block of the best, and is one at all.

@@ -31,6 +31,8 @@ type PrecisePrefixCacheProducer struct {
 	name    string
 	unshown *unshown
 	mirror  *kvcache.Mirror
+	bytes   int64 // of the mirror, and its block as it was configured
+	block   int
 
 	mu     sync.Mutex
 	ending []*promise // of requests that ended and whose blocks may still be confirmed, by time
@@ -173,7 +175,7 @@ var usualTiers = [3]float64{1, 0.8, 0.8}
 var tiersByName = map[string]kvcache.Tier{"gpu": kvcache.GPU, "cpu": kvcache.CPU, "disk": kvcache.Disk, "storage": kvcache.Disk}
 
 func newPrecisePrefixCacheProducer() *PrecisePrefixCacheProducer {
-	return &PrecisePrefixCacheProducer{KVIndexing: usualKVIndexing(), unshown: new(unshown), mirror: kvcache.NewMirror(usualIndexBytes, 0)}
+	return &PrecisePrefixCacheProducer{KVIndexing: usualKVIndexing(), unshown: new(unshown), mirror: kvcache.NewMirror(usualIndexBytes, 0), bytes: usualIndexBytes}
 }
 
 func usualKVIndexing() KVIndexing {
@@ -199,12 +201,14 @@ func (p *PrecisePrefixCacheProducer) Inherit(old *PrecisePrefixCacheProducer) bo
 // Name is the configured one.
 func (p *PrecisePrefixCacheProducer) Name() string { return p.name }
 
-// Validate reports parameters that cannot be, and makes the index.
+// Validate reports parameters that cannot be, and makes another index where they want one.
 func (p *PrecisePrefixCacheProducer) Validate() error {
 	if err := p.KVIndexing.Validate(); err != nil {
 		return err
 	}
-	p.mirror = kvcache.NewMirror(p.bytes, p.TokenProcessorConfig.BlockSizeTokens)
+	if bytes, block := p.KVIndexing.bytes, p.TokenProcessorConfig.BlockSizeTokens; bytes != p.bytes || block != p.block {
+		p.mirror, p.bytes, p.block = kvcache.NewMirror(bytes, block), bytes, block
+	}
 	return nil
 }
 
@@ -322,7 +326,7 @@ func (p *PrecisePrefixCacheProducer) Produce(c *sched.Cycle) {
 		block, cell = p.mirror.Sizes(usualBlock(c.Candidates))
 	}
 	found := c.AddPrefix(p.name)
-	found.Precise = true
+	found.Precise, found.Index = true, p.mirror.Index
 	var h *kvcache.Hasher
 	if c.Tokenized() && block > 0 {
 		h = c.HashTokens(block, cell, max(1, mostPrefixTokens/block), p.adapter(c))

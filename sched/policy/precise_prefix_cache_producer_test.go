@@ -378,6 +378,53 @@ func TestIncarnationsDoNotInherit(t *testing.T) {
 	r.want("its slot is clean", r.ask("m", ids), 0, 0, 0)
 }
 
+// A producer has one index from its making on, unless its parameters want another; what is found in memory is a source for peers, whatever the
+// GPU has.
+func TestSourceIsInMemory(t *testing.T) {
+	r := newPreciseRig(t, 3)
+	mirror := r.p.Mirror()
+	if err := r.p.Validate(); err != nil || r.p.Mirror() != mirror {
+		t.Errorf("another index: %v", err)
+	}
+	ids := tokensFrom(0, 100) // 6 blocks and a tail
+	p := &P2PSourceProducer{MinCachedTokenDelta: 1}
+	source := func() (at int, tokens int64) {
+		c := r.ask("m", ids)
+		p.Produce(c)
+		for i, e := range r.e {
+			if e == c.Source.Endpoint {
+				return i, c.Source.Tokens
+			}
+		}
+		return -1, 0
+	}
+	if at, _ := source(); at >= 0 {
+		t.Errorf("%d is a source of nothing", at)
+	}
+	r.says(0, "", ids)
+	r.says(1, "", ids[:64])
+	if at, n := source(); at != 0 || n != 96 {
+		t.Errorf("nobody tells of memory: %d is the source of %d tokens, want 0 of 96", at, n)
+	}
+	f := r.p.Mirror().Of(1)
+	h := uint64(2) << 32
+	for _, id := range ids[:64] {
+		h = h*31 + uint64(id)
+	}
+	f.Stored(&kvcache.Stored{Hashes: []uint64{h, h + 1, h + 2}, BlockTokens: 16, Tier: kvcache.CPU}) // beside the GPU
+	if at, n := source(); at != 1 || n != 48 {
+		t.Errorf("%d is the source of %d tokens, want 1 of 48", at, n)
+	}
+	f.Removed([]uint64{h, h + 1, h + 2}, kvcache.GPU, 0, 0)
+	if at, n := source(); at != 1 || n != 48 {
+		t.Errorf("in memory alone: %d is the source of %d tokens, want 1 of 48", at, n)
+	}
+	f.Removed([]uint64{h + 1}, kvcache.CPU, 0, 0)
+	if at, n := source(); at != 1 || n != 16 {
+		t.Errorf("with a gap: %d is the source of %d tokens, want 1 of 16", at, n)
+	}
+}
+
 func TestKVParameters(t *testing.T) {
 	for _, k := range []struct{ what, want string }{
 		{`{"tokenProcessorConfig": {"blockSizeTokens": -1}}`, "tokenProcessorConfig.blockSizeTokens: must be above 0, or 0 for the engines' own"},

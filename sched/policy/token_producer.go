@@ -240,7 +240,7 @@ func (p *TokenProducer) Produce(c *sched.Cycle) {
 		if body == nil {
 			body = new([]byte)
 		}
-		*body = c.Body((*body)[:0])
+		*body = c.Body.Append((*body)[:0])
 		err := p.reader.Tokenize(c, *body)
 		if cap(*body) <= mostBody {
 			p.bodies.Put(body)
