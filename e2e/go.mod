@@ -6,6 +6,7 @@ require (
 	github.com/chromedp/cdproto v0.160.1
 	github.com/chromedp/chromedp v0.23.1
 	github.com/openai/openai-go/v3 v3.99.0
+	go.yaml.in/yaml/v3 v3.0.6
 )
 
 require (
