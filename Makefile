@@ -2,7 +2,7 @@
 # `make` is what a change must pass, `make help` lists the rest. Only `make e2e` needs more than
 # Go, git and make, and it installs what it needs.
 .DEFAULT_GOAL := all
-.PHONY: all build dev test plain lint modules generate e2e flow-report bench golden fuzz cover clean help
+.PHONY: all build dev test plain lint modules generate e2e flow-report qos qos-update bench golden fuzz cover clean help
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 CONTROLLER_GEN := sigs.k8s.io/controller-tools/cmd/controller-gen@v0.23.0
@@ -64,6 +64,12 @@ e2e: build ## the real parts: SDKs, Envoy, Prometheus, Chromium, libzmq, tokeniz
 flow-report: build ## docs/guide/flow-control-report.md, by loads of FLOWTIME each on simulated engines
 	scripts/install-envoy.sh
 	cd e2e && go test ./trial -count=1 -timeout=60m -v -run=TestReport -report=$(CURDIR)/docs/guide -for=$(FLOWTIME)
+
+qos: build ## play the suite qos, and fail where a figure is worse than in docs/qos.md by more than its noise
+	bin/penstock sim run --suite qos --against docs/qos.md
+
+qos-update: build ## record its figures in docs/qos.md
+	bin/penstock sim run --suite qos --record docs/qos.md
 
 bench: ## benchmarks into $(OUT)/bench.txt, for benchstat (BENCH=regexp COUNT=6)
 	@mkdir -p $(OUT)

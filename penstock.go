@@ -40,6 +40,7 @@ func commands() []command {
 		{"sim replay", "recorded decisions, decided again by other policies", simReplay},
 		{"sim fit", "constants of a simulated engine that is as fast as a real one", simFit},
 		{"sim kinds", "the kinds of engines that a fleet can be made of", simKinds},
+		{"sim workloads", "the kinds of work, named workloads and suites", simWorkloads},
 		{"sim engine", "a vLLM-compatible engine without a GPU", vllm.Command},
 		{"version", "print the version", version},
 	}

@@ -163,9 +163,9 @@ func referenceWorkloads() (string, error) {
 	}
 	b.WriteString("\n## Named workloads\n")
 	for _, suite := range work.SuiteNames() {
-		fmt.Fprintf(&b, "\n### The suite %s\n\n", suite)
+		fmt.Fprintf(&b, "\n### The suite %s\n\nIt is there %s.\n\n", suite, work.Suites[suite].Doc)
 		for _, n := range work.Catalogue() {
-			if slices.Contains(work.Suites[suite], n.Name) {
+			if slices.Contains(work.Suites[suite].Workloads, n.Name) {
 				fmt.Fprintf(&b, "- **%s**: %s\n  `%s`\n", n.Name, n.Doc, n.Spec)
 			}
 		}

@@ -42,6 +42,7 @@ var (
 // simFlags are the flags of sim run.
 type simFlags struct {
 	trace, suite, endpoints, fleet, rates, slo, faults, json, html string
+	against, record                                                string
 	workloads, compare, configs                                    []string
 	seed                                                           uint64
 	seeds, repeat, replicas, jobs                                  int
@@ -54,7 +55,7 @@ func simRun(ctx context.Context, args []string, stdout, stderr io.Writer) error 
 	fs := flags("sim run", "[flags]", "Rehearses work on a fleet in virtual time, with the gateway's own code, and compares policies.", stdout)
 	fs.StringVar(&f.trace, "trace", "", "a recorded trace: Mooncake JSONL, Azure CSV, or the gateway's access log")
 	fs.StringArrayVar(&f.workloads, "workload", nil, "a kind of work with parameters, or a named one; may be repeated")
-	fs.StringVar(&f.suite, "suite", "", "a list of workloads: "+strings.Join(suiteNames(), ", "))
+	fs.StringVar(&f.suite, "suite", "", "a list of workloads: "+strings.Join(work.SuiteNames(), ", "))
 	fs.StringVar(&f.endpoints, "endpoints", usualEndpoints, "endpoints of kind "+kind.Default)
 	fs.StringVar(&f.fleet, "fleet", "", "kinds of endpoints, such as 4xH100-70B-TP4,4xL4-8B (see penstock sim kinds), or a YAML file")
 	fs.StringSliceVar(&f.compare, "compare", nil, "policies: names or files with an EndpointPickerConfig (default "+strings.Join(usualComparison, ",")+")")
@@ -73,12 +74,19 @@ func simRun(ctx context.Context, args []string, stdout, stderr io.Writer) error 
 	fs.DurationVar(&f.events, "event-delay", run.DefaultEvents, "how long KV events are under way")
 	fs.StringVar(&f.json, "json", "", "file to write the report to as JSON; - for stdout")
 	fs.StringVar(&f.html, "html", "", "file to write the report to as a page with plots")
+	fs.StringVar(&f.against, "against", "", "file with the table that --record wrote; exit with 1 if a figure is worse now by more than its noise")
+	fs.StringVar(&f.record, "record", "", "file to write a table of figures to, in place of the one that stands in its text")
 	fs.IntVar(&f.jobs, "jobs", 0, "how many runs go at a time (default one for each core)")
 	if err := parse(fs, args); err != nil {
 		return err
 	}
 	if fs.NArg() > 0 {
 		return misused("unexpected argument %q", fs.Arg(0))
+	}
+	if f.suite != "" {
+		if err := f.play(work.Suites[f.suite], fs.Changed); err != nil {
+			return err
+		}
 	}
 	s, err := f.settle(fs.Changed("endpoints"))
 	if err != nil {
@@ -87,6 +95,12 @@ func simRun(ctx context.Context, args []string, stdout, stderr io.Writer) error 
 	if err := writable(f.json, f.html); err != nil {
 		return err
 	}
+	var before report.Suite
+	if f.against != "" {
+		if before, err = readSuite(f.against); err != nil {
+			return err
+		}
+	}
 	runs, err := s.run(ctx, f.jobs, stderr)
 	if err != nil {
 		return err
@@ -94,7 +108,18 @@ func simRun(ctx context.Context, args []string, stdout, stderr io.Writer) error 
 	r := &report.Report{Title: s.title(), Command: f.repeatable(fs)}
 	r.Add(runs...)
 	out := benchFlags{json: f.json, html: f.html}
-	return errors.Join(out.write(r, stdout), s.silence(runs))
+	if err := errors.Join(out.write(r, stdout), s.silence(runs)); err != nil {
+		return err
+	}
+	if f.record != "" {
+		if err := recordSuite(f.record, r.Suite()); err != nil {
+			return err
+		}
+	}
+	if f.against == "" {
+		return nil
+	}
+	return held(report.Compare(before, r.Suite()), f.against, stderr)
 }
 
 // silence is an error where no policy had anything answered: then it is the fleet, or the work, that is wrong.
@@ -119,12 +144,71 @@ func (s *rehearsal) silence(runs []report.Run) error {
 	return errors.New("nothing was answered at all")
 }
 
+// play takes what a suite says where the command line says nothing.
+func (f *simFlags) play(s work.Suite, said func(flag string) bool) error {
+	switch {
+	case s.Workloads == nil:
+		return misused("--suite %q: want %s", f.suite, strings.Join(work.SuiteNames(), " or "))
+	case s.Compare == nil:
+		return nil
+	}
+	if !said("compare") && !said("config") {
+		f.compare = s.Compare
+	}
+	if !said("seeds") {
+		f.seeds = s.Seeds
+	}
+	if !said("duration") {
+		f.duration = s.Duration
+	}
+	return nil
+}
+
+func readSuite(path string) (report.Suite, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	s, err := report.ParseSuite(file)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return s, nil
+}
+
+func recordSuite(path string, s report.Suite) error {
+	text, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return os.WriteFile(path, []byte(s.Put(string(text))), 0o644)
+}
+
+// held tells what changed against a file, and is an error if anything became worse.
+func held(changes []report.Change, path string, stderr io.Writer) error {
+	worse := 0
+	for _, c := range changes {
+		fmt.Fprintln(stderr, c)
+		if c.Worse {
+			worse++
+		}
+	}
+	switch {
+	case worse > 0:
+		return fmt.Errorf("worse than %s in %d of its figures; make it better, or say why in the commit that records them anew (--record %s)", path, worse, path)
+	case len(changes) > 0:
+		fmt.Fprintf(stderr, "better than %s: record it (--record %s), so that it stays\n", path, path)
+	}
+	return nil
+}
+
 // repeatable is the command that gives the same report, wherever it is written to: the flags that were said, and the seed.
 func (f *simFlags) repeatable(fs *pflag.FlagSet) string {
 	args := []string{"sim", "run"}
 	fs.Visit(func(flag *pflag.Flag) {
 		switch flag.Name {
-		case "json", "html", "jobs", "seed":
+		case "json", "html", "jobs", "seed", "against", "record":
 			return
 		}
 		if list, ok := flag.Value.(pflag.SliceValue); ok && flag.Name != "compare" {
@@ -137,15 +221,6 @@ func (f *simFlags) repeatable(fs *pflag.FlagSet) string {
 	})
 	args = append(args, "--seed", strconv.FormatUint(f.seed, 10))
 	return "penstock " + repeatable(args)
-}
-
-func suiteNames() []string {
-	var names []string
-	for name := range work.Suites {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
 }
 
 // contender is a policy under the name that it was given.
@@ -241,11 +316,7 @@ func (s *rehearsal) stage() error {
 		specs = append(specs, spec)
 	}
 	if f.suite != "" {
-		list, ok := work.Suites[f.suite]
-		if !ok {
-			return misused("--suite %q: want %s", f.suite, strings.Join(suiteNames(), " or "))
-		}
-		specs = append(specs, list...)
+		specs = append(specs, work.Suites[f.suite].Workloads...)
 	}
 	if len(specs) == 0 {
 		return misused("say what to play: --trace FILE, --workload SPEC or --suite NAME")
@@ -264,10 +335,13 @@ func (s *rehearsal) stage() error {
 		}
 		st := stage{spec, open, rates}
 		if rates == nil { // its own
-			st.rates = []float64{0}
-			if work.Multiplied(spec) {
-				st.rates = []float64{1}
+			own := 1.0
+			if !work.Multiplied(spec) {
+				if own, err = work.OwnRate(spec); err != nil {
+					return err
+				}
 			}
+			st.rates = []float64{own}
 		}
 		s.stages = append(s.stages, st)
 	}
@@ -466,4 +540,15 @@ func simKinds(_ context.Context, args []string, stdout, _ io.Writer) error {
 		return err
 	}
 	return kind.List(stdout)
+}
+
+func simWorkloads(_ context.Context, args []string, stdout, _ io.Writer) error {
+	fs := flags("sim workloads", "[NAME]", "Lists the kinds of work, named workloads and suites; with a name, what it is made of or its parameters.", stdout)
+	if err := parse(fs, args); err != nil {
+		return err
+	}
+	if fs.NArg() > 1 {
+		return misused("unexpected argument %q", fs.Arg(1))
+	}
+	return work.List(stdout, fs.Arg(0))
 }

@@ -76,6 +76,8 @@ func TestScenarios(t *testing.T) {
 				return strings.Join(out, "\n") + "\n"
 			case "suite":
 				return written(t, r.Suite().Markdown)
+			case "put":
+				return r.Suite().Put(d.Input + "\n")
 			case "before":
 				var err error
 				if before, err = ParseSuite(strings.NewReader(d.Input)); err != nil {

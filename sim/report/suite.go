@@ -4,7 +4,6 @@ package report
 
 import (
 	"bufio"
-	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -22,11 +21,15 @@ type SuiteRow struct {
 	Workload string
 	Rate     float64
 	Policy   string
+	Seeds    int
 	Figures  []Stat // in the order of the table's columns; N is 0 for one that was not measured
 }
 
-// inSuite are the columns of a suite's table.
-var inSuite = []figure{figTTFT, figP99, figLight, figTPOT, figHit, figGood, figRate, figQueue, figErr, figJain}
+// inSuite are the columns of a suite's table, as far as anything has them.
+var inSuite = []figure{figTTFT, figP99, figLight, figTPOT, figHit, figGood, figRate, figErr, figJain}
+
+// where are the columns before the figures.
+var where = []string{"workload", "rate", "policy", "seeds"}
 
 // Suite picks the figures of a suite.
 func (r *Report) Suite() Suite {
@@ -34,7 +37,7 @@ func (r *Report) Suite() Suite {
 	var out Suite
 	for _, g := range r.rungs() {
 		for i := range g.rows {
-			row := SuiteRow{Workload: g.workload, Rate: g.rate, Policy: g.rows[i].policy}
+			row := SuiteRow{Workload: g.workload, Rate: g.rate, Policy: g.rows[i].policy, Seeds: len(g.rows[i].runs)}
 			for _, f := range inSuite {
 				s := g.rows[i].over(f.of)
 				s.Mean, s.Min, s.Max = four(s.Mean), four(s.Min), four(s.Max)
@@ -55,16 +58,22 @@ func four(x float64) float64 {
 // Markdown writes the table: a mean, and in brackets the least and the most over seeds where they differ.
 func (s Suite) Markdown(w io.Writer) error {
 	b := bufio.NewWriter(w)
-	_, _ = b.WriteString("| workload | rate | policy |")
-	for _, f := range inSuite {
-		_, _ = fmt.Fprintf(b, " %s |", f.name)
+	has := func(f int) bool { return slices.ContainsFunc(s, func(r SuiteRow) bool { return r.Figures[f].N > 0 }) }
+	_, _ = b.WriteString("| " + strings.Join(where, " | ") + " |")
+	under := "\n|---|--:|---|--:|"
+	for i, f := range inSuite {
+		if has(i) {
+			_, _ = fmt.Fprintf(b, " %s |", f.name)
+			under += "--:|"
+		}
 	}
-	_, _ = b.WriteString("\n|---|--:|---|" + strings.Repeat("--:|", len(inSuite)) + "\n")
+	_, _ = b.WriteString(under + "\n")
 	for i := range s {
 		row := &s[i]
-		_, _ = fmt.Fprintf(b, "| %s | %s | %s |", cellText(row.Workload), exactly(row.Rate), cellText(row.Policy))
-		for _, f := range row.Figures {
+		_, _ = fmt.Fprintf(b, "| %s | %s | %s | %d |", cellText(row.Workload), exactly(row.Rate), cellText(row.Policy), row.Seeds)
+		for i, f := range row.Figures {
 			switch {
+			case f.N == 0 && !has(i):
 			case f.N == 0:
 				_, _ = b.WriteString(" – |")
 			case f.Min == f.Max:
@@ -76,6 +85,34 @@ func (s Suite) Markdown(w io.Writer) error {
 		_ = b.WriteByte('\n')
 	}
 	return b.Flush()
+}
+
+// Put writes the table in place of the one that stands in a text, or behind a text without.
+func (s Suite) Put(text string) string {
+	var table strings.Builder
+	_ = s.Markdown(&table)
+	lines := strings.SplitAfter(text, "\n")
+	from := slices.IndexFunc(lines, func(line string) bool { _, ok := suiteHead(line); return ok })
+	if from < 0 {
+		if text != "" {
+			text = strings.TrimRight(text, "\n") + "\n\n"
+		}
+		return text + table.String()
+	}
+	to := from
+	for to < len(lines) && strings.HasPrefix(strings.TrimSpace(lines[to]), "|") {
+		to++
+	}
+	return strings.Join(lines[:from], "") + table.String() + strings.Join(lines[to:], "")
+}
+
+// suiteHead reads the columns of figures of the first line of a suite's table.
+func suiteHead(line string) (figures []string, ok bool) {
+	cells, ok := splitRow(strings.TrimSpace(line))
+	if !ok || len(cells) < len(where) || !slices.Equal(cells[:len(where)], where) {
+		return nil, false
+	}
+	return cells[len(where):], true
 }
 
 func exactly(v float64) string { return strconv.FormatFloat(v, 'f', -1, 64) }
@@ -97,11 +134,12 @@ func ParseSuite(in io.Reader) (Suite, error) {
 			return out, nil
 		case !ok:
 		case order == nil:
-			if len(cells) < 3 || cells[0] != "workload" || cells[1] != "rate" || cells[2] != "policy" {
+			figures, ok := suiteHead(line)
+			if !ok {
 				continue
 			}
 			order = []int{}
-			for _, c := range cells[3:] {
+			for _, c := range figures {
 				order = append(order, slices.IndexFunc(inSuite, func(f figure) bool { return f.name == c }))
 			}
 		case strings.HasPrefix(cells[0], "---"):
@@ -117,7 +155,7 @@ func ParseSuite(in io.Reader) (Suite, error) {
 		return nil, err
 	}
 	if order == nil {
-		return nil, errors.New("there is no table that begins with the columns workload, rate and policy")
+		return nil, fmt.Errorf("there is no table that begins with the columns %s", strings.Join(where, ", "))
 	}
 	return out, nil
 }
@@ -135,19 +173,23 @@ func splitRow(line string) ([]string, bool) {
 }
 
 func parseRow(cells []string, order []int) (SuiteRow, error) {
-	if len(cells) != 3+len(order) {
-		return SuiteRow{}, fmt.Errorf("%d columns; the table has %d", len(cells), 3+len(order))
+	if len(cells) != len(where)+len(order) {
+		return SuiteRow{}, fmt.Errorf("%d columns; the table has %d", len(cells), len(where)+len(order))
 	}
 	rate, err := parseNumber(cells[1])
 	if err != nil {
 		return SuiteRow{}, fmt.Errorf("rate: %w", err)
 	}
-	row := SuiteRow{Workload: cells[0], Rate: rate, Policy: cells[2], Figures: make([]Stat, len(inSuite))}
-	for i, text := range cells[3:] {
+	seeds, err := strconv.Atoi(cells[3])
+	if err != nil || seeds < 1 {
+		return SuiteRow{}, fmt.Errorf("seeds: %q; want a number above 0", cells[3])
+	}
+	row := SuiteRow{Workload: cells[0], Rate: rate, Policy: cells[2], Seeds: seeds, Figures: make([]Stat, len(inSuite))}
+	for i, text := range cells[len(where):] {
 		if order[i] < 0 || text == "–" {
 			continue
 		}
-		s := Stat{N: 1}
+		s := Stat{N: seeds}
 		mean, rest, several := strings.Cut(text, " (")
 		if s.Mean, err = parseNumber(mean); err != nil {
 			return row, fmt.Errorf("%s: %w", inSuite[order[i]].name, err)
@@ -164,7 +206,6 @@ func parseRow(cells []string, order []int) (SuiteRow, error) {
 			if err != nil {
 				return row, fmt.Errorf("%s: %w", inSuite[order[i]].name, err)
 			}
-			s.N = 2
 		}
 		row.Figures[order[i]] = s
 	}
@@ -185,6 +226,7 @@ type Change struct {
 	Rate             float64
 	Figure           string // empty when the whole row is missing
 	Before, After    Stat
+	Noise            float64
 	Worse            bool
 }
 
@@ -201,18 +243,46 @@ func (c Change) String() string {
 	if c.After.N == 0 {
 		return fmt.Sprintf("%s: %s was %s and is not measured now", where, c.Figure, exactly(c.Before.Mean))
 	}
-	noise := "one seed"
-	if c.Before.Min < c.Before.Max {
-		noise = exactly(c.Before.Min) + "–" + exactly(c.Before.Max)
-	}
-	return fmt.Sprintf("%s: %s is %s: %s, was %s (%s)", where, c.Figure, word, exactly(c.After.Mean), exactly(c.Before.Mean), noise)
+	return fmt.Sprintf("%s: %s is %s: before %s, after %s, noise %s", where, c.Figure, word, exactly(c.Before.Mean), exactly(c.After.Mean), exactly(two(c.Noise)))
 }
 
-// Compare holds a suite against an earlier one. A figure is worse when its mean lies outside of what the
-// seeds gave before, on the bad side, by more than 2 % of it and more than what matters (5 ms, half a
-// percent …): noise is no change. A row or figure that is missing now is worse; a new one is nothing. Worse
-// ones come first, otherwise the order is that of before.
+// two keeps two digits.
+func two(x float64) float64 {
+	x, _ = strconv.ParseFloat(strconv.FormatFloat(x, 'g', 2, 64), 64)
+	return x
+}
+
+// deviation is the standard deviation of a normal quantity by the expected range of so many values of it.
+func (s *Stat) deviation() float64 {
+	ranges := [...]float64{0, 0, 1.128, 1.693, 2.059, 2.326, 2.534, 2.704, 2.847, 2.970, 3.078}
+	if s.N < 2 {
+		return 0
+	}
+	return (s.Max - s.Min) / ranges[min(s.N, len(ranges)-1)]
+}
+
+// sigmas is how many standard deviations a difference must have to be none of chance. With some hundred figures in a table
+// one in a thousand is too many.
+const sigmas = 4
+
+// Compare holds a suite against an earlier one. A figure changed when its mean differs from the one before by more than its
+// noise: four standard deviations of a difference between two means over as many seeds. The deviation is that of its own
+// seeds or, because a few may happen to agree, that which three quarters of all rows stay below, relative to their means. What does
+// not matter (5 ms, half a percent …) or is less than 2 % is no change either. A row or figure that is missing now is worse;
+// a new one is nothing. Worse ones come first, otherwise the order is that of before.
 func Compare(before, after Suite) []Change {
+	usual := make([]float64, len(inSuite)) // relative deviations
+	for f := range inSuite {
+		var all []float64
+		for i := range before {
+			if s := &before[i].Figures[f]; s.N > 1 && s.Mean != 0 {
+				all = append(all, s.deviation()/math.Abs(s.Mean))
+			}
+		}
+		if slices.Sort(all); len(all) > 0 {
+			usual[f] = all[len(all)*3/4]
+		}
+	}
 	var worse, better []Change
 	for i := range before {
 		b := &before[i]
@@ -227,25 +297,21 @@ func Compare(before, after Suite) []Change {
 		}
 		for f := range inSuite {
 			c.Figure, c.Before, c.After = inSuite[f].name, b.Figures[f], after[at].Figures[f]
-			switch slack := max(inSuite[f].least, 0.02*math.Abs(c.Before.Mean)); {
+			mean := math.Abs(c.Before.Mean)
+			chance := sigmas * max(c.Before.deviation(), usual[f]*mean) * math.Sqrt(2/float64(max(1, c.Before.N)))
+			c.Noise = max(chance, inSuite[f].least, 0.02*mean)
+			switch d := c.After.Mean - c.Before.Mean; {
 			case c.Before.N == 0:
 			case c.After.N == 0:
 				c.Worse = true
 				worse = append(worse, c)
-			case c.After.Mean > c.Before.Max+slack:
-				c.Worse = !inSuite[f].higher
-				if c.Worse {
-					worse = append(worse, c)
-				} else {
-					better = append(better, c)
-				}
-			case c.After.Mean < c.Before.Min-slack:
-				c.Worse = inSuite[f].higher
-				if c.Worse {
-					worse = append(worse, c)
-				} else {
-					better = append(better, c)
-				}
+			case math.Abs(d) <= c.Noise:
+			case (d > 0) != inSuite[f].higher:
+				c.Worse = true
+				worse = append(worse, c)
+			default:
+				c.Worse = false
+				better = append(better, c)
 			}
 		}
 	}

@@ -21,10 +21,18 @@ func List(out io.Writer, name string) error {
 		_, err := fmt.Fprintf(out, "%s\n\n%s\n\n  %s\n", n.Name, n.Doc, n.Spec)
 		return err
 	}
+	if s, ok := Suites[name]; ok {
+		fmt.Fprintf(out, "%s is there %s:\n\n", name, s.Doc)
+		w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+		for _, n := range s.Workloads {
+			fmt.Fprintf(w, "  %s\t%s\n", n, find(n).Doc)
+		}
+		return w.Flush()
+	}
 	kinds := slices.Concat(Kinds(), []Kind{traceKind}, faultKinds)
 	i := slices.IndexFunc(kinds, func(k Kind) bool { return k.Name == name })
 	if i < 0 {
-		return unknown("workload: no", name, append(kindNames(kinds), everyName()...))
+		return unknown("workload: no", name, slices.Concat(kindNames(kinds), everyName(), SuiteNames()))
 	}
 	fmt.Fprintf(out, "%s\n\n%s\n\n", name, kinds[i].Doc)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
@@ -52,7 +60,7 @@ func listAll(out io.Writer) error {
 	}
 	fmt.Fprintln(w, "\nSuites of them:")
 	for _, s := range SuiteNames() {
-		line(s, strings.Join(Suites[s], ", "))
+		line(s, Suites[s].Doc+": "+strings.Join(Suites[s].Workloads, ", "))
 	}
 	fmt.Fprintln(w, "\nSeveral at once, with \" + \" between two: chat?rate=5 + batch?rate=2")
 	return w.Flush()

@@ -2,7 +2,10 @@
 
 package work
 
-import "slices"
+import (
+	"slices"
+	"time"
+)
 
 // Named is a workload with a name of its own.
 type Named struct {
@@ -69,9 +72,23 @@ var named = []Named{
 		"tenants?tenants=50&skew=1&of=groups&groups=3&prefix=1500&own=5000~0.6&output=150~0.5&rate=22&for=110s"},
 }
 
-// Suites are the lists of workloads, each a spec for [Parse], that are tried together: routing to
-// judge where requests go, qos to judge what tenants do to one another.
-var Suites = map[string][]string{
-	"routing": {"shared-prefix", "conversations", "coding-agents", "tool-agents", "retrieval", "long-documents", "adapters", "no-reuse", "bursts", "mixed"},
-	"qos":     {"qos-aggressor", "qos-idle-burst", "qos-long-neighbour", "qos-priorities", "qos-batch", "qos-heavy", "qos-agents", "qos-crawler", "qos-many"},
+// Suite is a list of workloads that are tried together.
+type Suite struct {
+	Doc string
+	// Workloads are specs for [Parse].
+	Workloads []string
+	// Compare are the policies that it is a benchmark of, with so many seeds and for so long. Where there are none, whoever
+	// plays it says.
+	Compare  []string
+	Seeds    int
+	Duration time.Duration
+}
+
+// Suites are those that there are, by name.
+var Suites = map[string]Suite{
+	"routing": {Doc: "to judge where requests go",
+		Workloads: []string{"shared-prefix", "conversations", "coding-agents", "tool-agents", "retrieval", "long-documents", "adapters", "no-reuse", "bursts", "mixed"}},
+	"qos": {Doc: "to judge what tenants do to one another",
+		Workloads: []string{"qos-aggressor", "qos-idle-burst", "qos-long-neighbour", "qos-priorities", "qos-batch", "qos-heavy", "qos-agents", "qos-crawler", "qos-many"},
+		Compare:   []string{"penstock-default", "penstock-default+fcfs", "penstock-default+vtc-cached", "penstock-default+dlpm"}, Seeds: 3, Duration: 75 * time.Second},
 }

@@ -81,6 +81,16 @@ func Multiplied(spec string) bool {
 	return true
 }
 
+// OwnRate is the rate of a spec that is no [Multiplied] one, in requests per second; 0 of a closed loop.
+func OwnRate(spec string) (float64, error) {
+	parts, err := parseParts(strings.TrimSpace(spec), 0)
+	own := 0.0
+	for i := range parts {
+		own += parts[i].rate
+	}
+	return own, err
+}
+
 // parseParts reads what stands between " + ". Named workloads may stand in one another to a depth.
 func parseParts(spec string, depth int) ([]part, error) {
 	if spec == "" {

@@ -198,12 +198,12 @@ func checkTurns(t *testing.T, calls []call) {
 }
 
 func TestSuites(t *testing.T) {
-	if len(Suites["routing"]) < 7 || len(Suites["qos"]) < 7 {
-		t.Errorf("%d for routing, %d for qos", len(Suites["routing"]), len(Suites["qos"]))
+	if len(Suites["routing"].Workloads) < 7 || len(Suites["qos"].Workloads) < 7 {
+		t.Errorf("%d for routing, %d for qos", len(Suites["routing"].Workloads), len(Suites["qos"].Workloads))
 	}
 	used := map[string]bool{}
-	for suite, list := range Suites {
-		for _, spec := range list {
+	for suite, s := range Suites {
+		for _, spec := range s.Workloads {
 			used[spec] = true
 			if find(spec) == nil || !Multiplied(spec) {
 				t.Errorf("%s: %s is not a named workload", suite, spec)
