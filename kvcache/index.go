@@ -41,7 +41,7 @@ func (e *Evidence) Confirmed() int32 { return e.Tiers[GPU] + e.Tiers[CPU] + e.Ti
 func (e *Evidence) Blocks() int32 { return e.Confirmed() + e.Provisional }
 
 // Index remembers which endpoint holds which blocks, and how that is known: it was sent a prompt ([Index.Add],
-// [Index.Expect]: provisional), or its engine said so ([Index.Confirm], [Engine]). An endpoint is known by its load's slot.
+// [Index.Expect]: provisional), or its engine said so ([Engine]). An endpoint is known by its load's slot.
 //
 // What is known of one block is a word: up to two holders, or the name of a set of holders that blocks share. A holder is
 // named by a lot, a part of what an endpoint holds that lives and ends as a whole: one for what each part of its engine
@@ -705,41 +705,6 @@ func (x *Index) expect(h hope, keys []uint64) {
 	x.tidyLot(slot)
 }
 
-// Confirm records that the engine in that slot said that it holds the blocks of keys in that tier.
-func (x *Index) Confirm(keys []uint64, slot uint32, tier Tier) {
-	x.lock()
-	defer x.unlock()
-	for i, key := range keys {
-		lot := x.openSure(slot, 0)
-		if lot == 0 {
-			x.stats.Refused++
-			break
-		}
-		x.write(key, change{do: confirm, slot: slot, lot: lot, tiers: 1 << tier})
-		x.breathe(i)
-	}
-	x.tidyLot(slot)
-}
-
-// Remove records that the engine in that slot said that the blocks of keys left that tier. A block that is in none is
-// forgotten, a promise as well.
-func (x *Index) Remove(keys []uint64, slot uint32, tier Tier) {
-	x.each(keys, slot, change{do: remove, slot: slot, tiers: 1 << tier})
-}
-
-func (x *Index) each(keys []uint64, slot uint32, c change) {
-	x.lock()
-	defer x.unlock()
-	x.advance()
-	if int(slot) >= len(x.slots) {
-		return
-	}
-	for i, key := range keys {
-		x.write(key, c)
-		x.breathe(i)
-	}
-}
-
 // breathe lets other writers in now and then.
 func (x *Index) breathe(i int) {
 	if i%breath == breath-1 {
@@ -847,26 +812,6 @@ func (x *Index) advance() {
 	}
 }
 
-// Len counts the distinct blocks. It may have to look at all.
-func (x *Index) Len() int {
-	x.lock()
-	defer x.unlock()
-	return x.len()
-}
-
-func (x *Index) len() int {
-	if x.dying.len() > 0 {
-		for i := range x.shards {
-			x.rebuild(&x.shards[i], 0)
-		}
-		x.hand, x.handRow, x.turnLots = 0, 0, 0
-		for x.dying.len() > 0 {
-			x.free.push(x.dying.pop())
-		}
-	}
-	return int(x.used.Load())
-}
-
 // Held counts the blocks that the endpoint in that slot holds, once for each part of its engine that does.
 func (x *Index) Held(slot uint32) int {
 	h := x.Holdings(slot)
@@ -900,13 +845,6 @@ func (x *Index) Holdings(slot uint32) (h Holdings) {
 	}
 	h.Provisional, h.Doubted = s.held-s.sure, s.doubted
 	return h
-}
-
-// Bytes is the memory that the index holds.
-func (x *Index) Bytes() int64 {
-	x.lock()
-	defer x.unlock()
-	return x.total()
 }
 
 // Stats tells figures. Blocks that ended with their lots may still be among them.

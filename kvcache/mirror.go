@@ -261,9 +261,6 @@ func (f *Follower) Up() bool {
 	return up == nil || (*up)()
 }
 
-// Heard reports whether events came.
-func (f *Follower) Heard() bool { return f.heard.Load() }
-
 // Told reports whether a rank said that it holds something.
 func (f *Follower) Told(rank int) bool {
 	r := uint(rank)

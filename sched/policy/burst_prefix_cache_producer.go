@@ -182,7 +182,7 @@ func (p *BurstPrefixCacheProducer) deal(all []*waiter) {
 	}
 	total := len(all)
 	if p.BalanceBy == "tokens" {
-		total = distinct.Len()
+		total = distinct.Stats().Blocks
 	}
 	share := (total + len(hands) - 1) / max(1, len(hands))
 	var scratch kvcache.Scratch
