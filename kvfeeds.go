@@ -34,6 +34,7 @@ type feed struct {
 	dropped   map[kvevents.Reason]uint64
 	strangers map[string]*stranger
 	own       map[*fleet.Load]bool // have spoken from their own address
+	block     int                  // of the index, as it was last
 	err       string               // why nothing can come
 }
 
@@ -384,7 +385,20 @@ func (f *feed) batch(s *kvevents.Source, seq uint64, b *kvevents.Batch) bool {
 	for i := range b.Events {
 		h.apply(&b.Events[i], s.Rank)
 	}
+	f.sized(f.producer.Mirror().Block())
 	return true
+}
+
+// sized says when most engines overruled the first to tell how large blocks are.
+func (f *feed) sized(block int) {
+	f.mu.Lock()
+	old := f.block
+	f.block = block
+	f.mu.Unlock()
+	if old != 0 && old != block {
+		f.log.Warn("most engines have blocks of another size than was told first: the index begins anew", slog.String("pool", f.pool.String()),
+			slog.Int("tokens", block), slog.Int("before", old))
+	}
 }
 
 // unknown counts a message of nobody's.

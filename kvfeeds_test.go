@@ -5,6 +5,7 @@ package penstock
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"runtime"
@@ -114,6 +115,30 @@ func TestUnknownPublishers(t *testing.T) {
 	}
 	if v = f.view(); len(v.Strangers) != mostStrangers || len(f.sources) > 2 {
 		t.Errorf("%d strangers, %d sources are remembered", len(v.Strangers), len(f.sources))
+	}
+}
+
+// That most engines overruled the first is said once.
+func TestBlocksAreOverruled(t *testing.T) {
+	var specs []fleet.EndpointSpec
+	for i := range 4 {
+		specs = append(specs, fleet.EndpointSpec{ID: fleet.ID{Namespace: "default", Name: fmt.Sprint("e", i)}, Address: fmt.Sprintf("10.0.0.%d:8000", i+1)})
+	}
+	f, p := feedOf(t, dialling, specs...)
+	var log lockedBuffer
+	f.log = slog.New(slog.NewTextHandler(&log, nil))
+	for i, e := range p.store.Load().Pools[0].Endpoints {
+		b := stored(1 << 40)
+		if i == 0 { // of a hybrid model, whose first group is not followed
+			other := b.Events[0]
+			other.SpecKind, other.BlockSize = "mamba", 8192
+			b.Events = append([]kvevents.Event{other}, b.Events...)
+			b.Events[1].BlockSize, b.Events[1].Tokens = 7, make([]uint32, 7)
+		}
+		f.Batch(&kvevents.Source{Load: e.Load, Name: e.Address}, 0, b)
+	}
+	if n := strings.Count(log.String(), "begins anew"); n != 1 || !strings.Contains(log.String(), "tokens=16 before=7") {
+		t.Errorf("said %d times: %s", n, log.String())
 	}
 }
 
