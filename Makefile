@@ -48,7 +48,7 @@ generate: ## deploy/crds and deepcopy, from the types of api/v1 and api/v1alpha2
 modules: ## download Go modules, trying again when the network fails
 	@scripts/modules.sh "$(STATICCHECK) -version" "$(CONTROLLER_GEN) --version"
 
-e2e: build ## the real parts: SDKs, Envoy, Prometheus, Chromium, libzmq, tokenizers, vLLM, against bin/penstock
+e2e: build ## the real parts: SDKs, Envoy, Prometheus, Chromium, libzmq, tokenizers, vLLM, Kubernetes, against bin/penstock
 	scripts/install-envoy.sh
 	scripts/install-prometheus.sh
 	scripts/install-chromium.sh
@@ -59,7 +59,9 @@ e2e: build ## the real parts: SDKs, Envoy, Prometheus, Chromium, libzmq, tokeniz
 	PENSTOCK_ZMQ_PYTHON=$$(scripts/install-zmq.sh)/venv/bin/python go test -count=1 -run=Libzmq ./source/kvevents
 	PENSTOCK_TOKENIZERS_PYTHON=$$(scripts/install-tokenizers.sh)/venv/bin/python PENSTOCK_VLLM_PYTHON=$$(scripts/install-vllm.sh)/venv/bin/python \
 		go test -count=1 -timeout=40m -run=Parity ./tokens
-	cd e2e && go test -count=1 -p=1 -timeout=60m ./...
+	cd e2e && go test -count=1 -p=1 -timeout=60m $$(go list ./... | grep -v /kube$$)
+	scripts/install-kube.sh
+	cd e2e && go test -count=1 -timeout=30m ./kube
 
 flow-report: build ## docs/guide/flow-control-report.md, by loads of FLOWTIME each on simulated engines
 	scripts/install-envoy.sh

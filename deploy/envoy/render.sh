@@ -5,6 +5,7 @@
 #   --listen HOST:PORT     where clients call           (0.0.0.0:8080)
 #   --admin HOST:PORT      Envoy's own pages            (127.0.0.1:9901)
 #   --picker HOST:PORT     penstock's ext_proc          (127.0.0.1:9002)
+#   --standby HOST:PORT    a second picker, which takes over when the first dies
 #   --plaintext            no TLS to the picker
 #   --fail-open LIST       without a picker, use these endpoints: HOST:PORT,HOST:PORT…
 #
@@ -26,6 +27,7 @@ drop() { edit+=(-e "/# render: $1 begin/,/# render: $1 end/ d"); }
 while [ $# -gt 0 ]; do
 	case $1 in
 	--listen | --admin | --picker) at "${1#--}" "$2"; shift 2 ;;
+	--standby) keep standby; at standby "$2"; shift 2 ;;
 	--plaintext) drop tls; shift ;;
 	--fail-open)
 		drop fail-close

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kube
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock-project/penstock/e2e/rig"
+)
+
+// TestDropIn puts penstock where llm-d's Endpoint Picker was, with llm-d's manifests, flags and permissions, and lets happen
+// to it what happens in a cluster, under load. No request is lost that could have been served.
+func TestDropIn(t *testing.T) {
+	c := New(t)
+	t.Run("crds come and go", c.crdsComeAndGo) // first, since there are none yet
+	c.ours(t)
+	t.Run("pods", c.podsComeAndGo)
+	t.Run("engines fail", c.enginesFail)
+	t.Run("rolling update", c.rollingUpdate)
+	t.Run("scale to zero", c.scaleToZero)
+	t.Run("objectives", c.objectives)
+	t.Run("API outage", c.outage)
+	t.Run("permissions", c.permissions)
+}
+
+// whole ends a load and fails the test when an answer was not whole.
+func whole(t *testing.T, l *Load) {
+	t.Helper()
+	all := l.Stop()
+	t.Log(all)
+	if len(all.Lost()) > 0 {
+		t.Error("requests were lost that could have been served")
+	}
+}
+
+// podsComeAndGo changes the pool's pods in all the ways in which pods change by themselves or by an operator.
+func (c *Cluster) podsComeAndGo(t *testing.T) {
+	s := c.site(t, []string{"epp"}, nil, "a", "b")
+	l := Traffic(t, s.http, 8, 16, nil)
+	a, b := s.endpoint("a"), s.endpoint("b")
+	s.serves(l, a, b)
+
+	s.Unready(t, s.ns, "a", true)
+	s.serves(l, b)
+	s.Unready(t, s.ns, "a", false)
+	s.serves(l, a, b)
+
+	six := s.engine("six", `annotations: {test/family: IPv6}`)
+	s.serves(l, a, b, six)
+
+	// Terminating: the mark is there while the pod still runs, is ready, and finishes what it has.
+	s.Kubectl(t, "delete", "pod", "-n", s.ns, "b", "--wait=false")
+	s.serves(l, a, six)
+	s.Kubectl(t, "wait", "--for=delete", "pod/b", "-n", s.ns, "--timeout=90s")
+	again := s.engine("b", "")
+	if again == b {
+		t.Fatalf("pod b has its old address %s: this tries nothing", b)
+	}
+	s.serves(l, a, six, again)
+
+	s.Kubectl(t, "label", "pod", "-n", s.ns, "six", "app=other", "--overwrite") // no longer the pool's
+	s.serves(l, a, again)
+	s.Kubectl(t, "patch", "pod", "-n", s.ns, "a", "--subresource=status", "--type=merge", "-p", `{"status":{"phase":"Failed"}}`)
+	s.serves(l, again)
+	whole(t, l)
+}
+
+// enginesFail kills an engine and switches a node off. What those had in hand is lost, and nothing else.
+func (c *Cluster) enginesFail(t *testing.T) {
+	const clients = 8
+	s := c.site(t, []string{"epp"}, nil, "a")
+	s.Apply(t, s.ns, strings.Replace(engine("far", ""), "spec:\n", "spec:\n  nodeName: node-2\n", 1))
+	a, far := s.endpoint("a"), s.endpoint("far")
+	l := Traffic(t, s.http, clients, 16, nil)
+	s.serves(l, a, far)
+
+	s.Crash(t, s.ns, "a")
+	s.serves(l, far)
+	s.serves(l, a, far) // started again, in the same pod
+	killed := l.Outcomes()
+	t.Log("an engine was killed:", killed)
+
+	s.Lose("node-2", 20*time.Second)
+	lost := time.Now()
+	s.serves(l, a)
+	t.Logf("a node was switched off: served by the others alone after %v: %v", time.Since(lost).Round(100*time.Millisecond), l.Outcomes().Since(lost))
+	since := time.Now()
+	l.More(t, 200)
+	if after := l.Stop().Since(since); len(after.Lost()) > 0 {
+		t.Errorf("lost although a live engine was there: %v", after)
+	}
+}
+
+// rollingUpdate replaces the engines one by one, as a deployment with a surge of one does.
+func (c *Cluster) rollingUpdate(t *testing.T) {
+	s := c.site(t, []string{"epp"}, nil, "old-1", "old-2", "old-3")
+	l := Traffic(t, s.http, 12, 48, nil)
+	var next []string
+	for i := range 3 {
+		next = append(next, s.engine(fmt.Sprintf("new-%d", i+1), ""))
+		s.Kubectl(t, "delete", "pod", "-n", s.ns, fmt.Sprintf("old-%d", i+1))
+	}
+	s.serves(l, next...)
+	whole(t, l)
+}
+
+// scaleToZero takes the last engine away: who asks waits for the next, for as long as noEndpointRequestTTL says, also after
+// that is edited in the ConfigMap that the picker has mounted.
+func (c *Cluster) scaleToZero(t *testing.T) {
+	s := c.site(t, []string{"epp"}, nil, "a")
+	s.Kubectl(t, "delete", "pod", "-n", s.ns, "a")
+	waiting := make(chan Outcome)
+	for i := range 5 {
+		go func() { waiting <- Ask(s.http, fmt.Sprintf("request %d to an empty pool", i)) }()
+	}
+	rig.Eventually(t, "five requests to wait", func() error {
+		got, err := s.metric("llm_d_epp_flow_control_queue_size")
+		if err == nil && got != 5 {
+			err = fmt.Errorf("%v wait", got)
+		}
+		return err
+	})
+	back := s.engine("a", "")
+	for range 5 {
+		if o := <-waiting; o.Err != nil || o.Endpoint != back {
+			t.Errorf("asked while there was no engine: %+v", o)
+		}
+	}
+	s.Kubectl(t, "delete", "pod", "-n", s.ns, "a")
+	s.Apply(t, s.ns, basics("1s"))
+	rig.Eventually(t, "the shorter time to be in force", func() error {
+		o := Ask(s.http, "to an empty pool")
+		if o.Status != http.StatusServiceUnavailable || o.Took > 30*time.Second {
+			return fmt.Errorf("%+v", o)
+		}
+		return nil
+	})
+}
+
+// objectives edits objectives while requests with them come.
+func (c *Cluster) objectives(t *testing.T) {
+	s := c.site(t, []string{"epp"}, nil, "a")
+	l := Traffic(t, s.http, 4, 16, http.Header{"X-Llm-D-Inference-Objective": {"premium"}})
+	s.priority("premium", 0) // nobody knows it
+	s.objective("premium", 100)
+	s.priority("premium", 100)
+	s.condition("inferenceobjective", "premium", "Accepted", "True")
+	s.objective("premium", 7)
+	s.priority("premium", 7)
+	s.Apply(t, s.ns, "apiVersion: llm-d.ai/v1\nkind: InferenceObjective\nmetadata: {name: stray}\nspec: {priority: 1, poolRefs: [{name: no-such-pool}]}\n")
+	s.condition("inferenceobjective", "stray", "Accepted", "False")
+	if _, err := s.kubectl(t.Context(), "apiVersion: llm-d.ai/v1\nkind: InferenceObjective\nmetadata: {name: none}\nspec: {priority: 1}\n", "apply", "-n", s.ns, "-f", "-"); err == nil {
+		t.Error("an objective without a pool was taken")
+	}
+	// As users of llm-d before v1.0 wrote it.
+	s.Apply(t, s.ns, "apiVersion: llm-d.ai/v1alpha2\nkind: InferenceObjective\nmetadata: {name: older}\nspec: {priority: 9, poolRef: {name: pool}}\n")
+	s.priority("older", 9)
+	s.Kubectl(t, "delete", "inferenceobjective", "-n", s.ns, "premium")
+	s.priority("premium", 0)
+	whole(t, l)
+}
+
+// crdsComeAndGo starts with the CRD of InferencePool alone; the optional ones are installed, removed and installed again.
+func (c *Cluster) crdsComeAndGo(t *testing.T) {
+	s := c.site(t, []string{"epp"}, nil, "a")
+	l := Traffic(t, s.http, 4, 16, nil)
+	s.priority("premium", 0)
+	for range 2 {
+		c.ours(t)
+		s.objective("premium", 50)
+		s.priority("premium", 50)
+		s.Kubectl(t, "delete", "-f", filepath.Join(rig.Root(), "deploy", "crds"))
+		s.priority("premium", 0)
+	}
+	whole(t, l)
+}
+
+// outage makes the API server hang, and then end and come back, under load. What has changed meanwhile is seen afterwards.
+func (c *Cluster) outage(t *testing.T) {
+	s := c.site(t, []string{"epp"}, nil, "a", "b")
+	l := Traffic(t, s.http, 8, 16, nil)
+	a, b := s.endpoint("a"), s.endpoint("b")
+	s.serves(l, a, b)
+	s.Freeze()
+	time.Sleep(15 * time.Second) // longer than a call of the picker may take
+	s.serves(l, a, b)
+	s.Thaw()
+	third := s.engine("c", "")
+	s.serves(l, a, b, third)
+
+	s.Cluster.Stop(t)
+	s.serves(l, a, b, third)
+	s.Cluster.Start(t)
+	fourth := s.engine("d", "")
+	s.serves(l, a, b, third, fourth)
+	whole(t, l)
+}
+
+// permissions takes the picker's permissions away, some and then all, and gives them back. A watch that is open goes on
+// without them, so the API server is restarted each time.
+func (c *Cluster) permissions(t *testing.T) {
+	s := c.site(t, []string{"epp"}, nil, "a")
+	l := Traffic(t, s.http, 4, 16, nil)
+	a := s.endpoint("a")
+	restart := func() {
+		s.Cluster.Stop(t)
+		s.Cluster.Start(t)
+	}
+	nobody := s.Kubectl(t, "create", "token", "default", "-n", s.ns)
+	for token, want := range map[string]string{"": "401", "no such token": "401", nobody: "403"} {
+		if _, err := s.pageFor("epp", "/metrics", token); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("metrics for the bearer of %.20q: %v, want %s", token, err, want)
+		}
+	}
+	s.objective("premium", 40)
+	s.priority("premium", 40)
+
+	// Without the objectives' permission the pods are followed all the same, and the picker says what it lacks.
+	fewer := strings.Replace(basics("60s"), "resources: [inferenceobjectives, inferencemodelrewrites]", "resources: [inferencemodelrewrites]", 1)
+	s.Apply(t, s.ns, fewer)
+	restart()
+	b := s.engine("b", "")
+	s.serves(l, a, b)
+	rig.Eventually(t, "the picker to say what it may not", func() error {
+		for line := range strings.Lines(s.Logs(s.ns, "epp")) {
+			if strings.Contains(line, "inferenceobjectives") && (strings.Contains(line, "list") || strings.Contains(line, "watch")) {
+				return nil
+			}
+		}
+		return errors.New("no line names the verb and inferenceobjectives")
+	})
+
+	s.Kubectl(t, "delete", "rolebinding", "-n", s.ns, "epp")
+	restart()
+	unseen := s.engine("c", "")
+	s.serves(l, a, b)
+	s.Apply(t, s.ns, basics("60s"))
+	s.serves(l, a, b, unseen)
+	s.objective("premium", 41)
+	s.priority("premium", 41)
+	whole(t, l)
+}
