@@ -16,6 +16,10 @@ func TestMain(m *testing.M) { os.Exit(Node(m)) }
 // TestCluster tries the harness itself: pods of the API become processes that answer at their addresses, and end with grace.
 func TestCluster(t *testing.T) {
 	c := New(t)
+	t.Run("pods", c.podsAreProcesses)
+}
+
+func (c *Cluster) podsAreProcesses(t *testing.T) {
 	ns := c.Namespace(t)
 	c.Apply(t, ns, engine("a", "")+engine("b", `annotations: {test/family: IPv6}`))
 	for _, name := range []string{"a", "b"} {
