@@ -140,7 +140,7 @@ func (c *Cluster) Apply(t testing.TB, namespace, text string) {
 }
 
 func (c *Cluster) kubectl(ctx context.Context, stdin string, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, rig.Patience)
+	ctx, cancel := context.WithTimeout(ctx, 2*rig.Patience) // it may wait for a pod with its grace
 	defer cancel()
 	cmd := exec.CommandContext(ctx, filepath.Join(c.bin, "kubectl"), append([]string{"--kubeconfig", filepath.Join(c.dir, "kubeconfig")}, args...)...)
 	cmd.Env = append(os.Environ(), "HOME="+c.dir) // where it caches what the server offers
