@@ -42,7 +42,7 @@ func whole(t *testing.T, l *Load) {
 // podsComeAndGo changes the pool's pods in all the ways in which pods change by themselves or by an operator.
 func (c *Cluster) podsComeAndGo(t *testing.T) {
 	s := c.site(t, []string{"epp"}, nil, "a", "b")
-	l := Traffic(t, s.http, 8, 16, nil)
+	l := Traffic(t, s.http, 8, 8, nil)
 	a, b := s.endpoint("a"), s.endpoint("b")
 	s.serves(l, a, b)
 
@@ -77,7 +77,7 @@ func (c *Cluster) enginesFail(t *testing.T) {
 	s := c.site(t, []string{"epp"}, nil, "a")
 	s.Apply(t, s.ns, strings.Replace(engine("far", ""), "spec:\n", "spec:\n  nodeName: node-2\n", 1))
 	a, far := s.endpoint("a"), s.endpoint("far")
-	l := Traffic(t, s.http, clients, 16, nil)
+	l := Traffic(t, s.http, clients, 8, nil)
 	s.serves(l, a, far)
 
 	s.Crash(t, s.ns, "a")
@@ -100,7 +100,7 @@ func (c *Cluster) enginesFail(t *testing.T) {
 // rollingUpdate replaces the engines one by one, as a deployment with a surge of one does.
 func (c *Cluster) rollingUpdate(t *testing.T) {
 	s := c.site(t, []string{"epp"}, nil, "old-1", "old-2", "old-3")
-	l := Traffic(t, s.http, 12, 48, nil)
+	l := Traffic(t, s.http, 8, 40, nil)
 	var next []string
 	for i := range 3 {
 		next = append(next, s.engine(fmt.Sprintf("new-%d", i+1), ""))
@@ -146,7 +146,7 @@ func (c *Cluster) scaleToZero(t *testing.T) {
 // objectives edits objectives while requests with them come.
 func (c *Cluster) objectives(t *testing.T) {
 	s := c.site(t, []string{"epp"}, nil, "a")
-	l := Traffic(t, s.http, 4, 16, http.Header{"X-Llm-D-Inference-Objective": {"premium"}})
+	l := Traffic(t, s.http, 4, 8, http.Header{"X-Llm-D-Inference-Objective": {"premium"}})
 	s.priority("premium", 0) // nobody knows it
 	s.objective("premium", 100)
 	s.priority("premium", 100)
@@ -169,7 +169,7 @@ func (c *Cluster) objectives(t *testing.T) {
 // crdsComeAndGo starts with the CRD of InferencePool alone; the optional ones are installed, removed and installed again.
 func (c *Cluster) crdsComeAndGo(t *testing.T) {
 	s := c.site(t, []string{"epp"}, nil, "a")
-	l := Traffic(t, s.http, 4, 16, nil)
+	l := Traffic(t, s.http, 4, 8, nil)
 	s.priority("premium", 0)
 	for range 2 {
 		c.ours(t)
@@ -184,7 +184,7 @@ func (c *Cluster) crdsComeAndGo(t *testing.T) {
 // outage makes the API server hang, and then end and come back, under load. What has changed meanwhile is seen afterwards.
 func (c *Cluster) outage(t *testing.T) {
 	s := c.site(t, []string{"epp"}, nil, "a", "b")
-	l := Traffic(t, s.http, 8, 16, nil)
+	l := Traffic(t, s.http, 8, 8, nil)
 	a, b := s.endpoint("a"), s.endpoint("b")
 	s.serves(l, a, b)
 	s.Freeze()
@@ -206,7 +206,7 @@ func (c *Cluster) outage(t *testing.T) {
 // without them, so the API server is restarted each time.
 func (c *Cluster) permissions(t *testing.T) {
 	s := c.site(t, []string{"epp"}, nil, "a")
-	l := Traffic(t, s.http, 4, 16, nil)
+	l := Traffic(t, s.http, 4, 8, nil)
 	a := s.endpoint("a")
 	restart := func() {
 		s.Cluster.Stop(t)

@@ -25,7 +25,7 @@ func TestManyPods(t *testing.T) {
 	c.fleet(t, ns, "vllm", 0, pods)
 
 	began := time.Now()
-	c.Apply(t, ns, picker("epp", "--refresh-metrics-interval", "1s")) // two cores are few for 500 pages twenty times a second
+	c.Apply(t, ns, picker("epp", "--refresh-metrics-interval", "1s"))
 	applied := time.Now()
 	s := &site{Cluster: c, t: t, ns: ns, pickers: []string{"epp"}}
 	rig.Eventually(t, "the picker to be ready", func() error { return s.ready("epp") })

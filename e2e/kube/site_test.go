@@ -81,7 +81,7 @@ data:
 // picker is the manifest of a pod with the Endpoint Picker, as llm-d's chart makes it.
 func picker(name string, flags ...string) string {
 	service, args := "inference-extension", []string{"--pool-name", "pool", "--pool-namespace", "$(NAMESPACE)", "--zap-encoder", "json",
-		"--config-file", "/config/default-plugins.yaml"}
+		"--config-file", "/config/default-plugins.yaml", "--refresh-metrics-interval", "200ms"} // two cores are few for more
 	if slices.Contains(flags, "--ha-enable-leader-election") {
 		service = "readiness"
 	}
@@ -122,7 +122,7 @@ spec:
   containers:
   - name: vllm
     image: vllm-sim
-    args: [--host, "%s", --port, "8000", --served-model-name, m, --shutdown-timeout, "25", --speed, "4"]
+    args: [--host, "%s", --port, "8000", --served-model-name, m, --shutdown-timeout, "25", --step-base, 25ms]
     ports: [{name: http, containerPort: 8000}]
     readinessProbe: {httpGet: {path: /health, port: http}, periodSeconds: 1}
     lifecycle: {preStop: {sleep: {seconds: 1}}}
@@ -208,7 +208,7 @@ func (s *site) serves(l *Load, endpoints ...string) {
 	slices.Sort(endpoints)
 	rig.Eventually(s.t, fmt.Sprintf("%v to serve", endpoints), func() error {
 		begin := time.Now()
-		l.More(s.t, 60)
+		l.More(s.t, 40)
 		since := l.Outcomes().Since(begin).Endpoints()
 		if got := slices.Sorted(maps.Keys(since)); !slices.Equal(got, endpoints) {
 			return fmt.Errorf("served by %v", since)

@@ -39,7 +39,7 @@ func (c *Cluster) pickerEnds(t *testing.T, signal syscall.Signal, standby bool) 
 	}
 	s := c.site(t, names, flags)
 	// 10 tokens a second: an answer of 30 tokens takes three seconds.
-	engines := strings.ReplaceAll(engine("a", "")+engine("b", "")+engine("c", ""), `--speed, "4"`, `--step-base, 100ms`)
+	engines := strings.ReplaceAll(engine("a", "")+engine("b", "")+engine("c", ""), `--step-base, 25ms`, `--step-base, 100ms`)
 	s.Apply(t, s.ns, engines)
 	want := []string{s.endpoint("a"), s.endpoint("b"), s.endpoint("c")}
 	leader, other := "epp-0", ""
