@@ -30,6 +30,7 @@ var rooms = map[string][]string{
 	"fleet":           {"clock"},
 	"source/dns":      {"fleet"}, // stands before the store: names become addresses
 	"source/file":     {"fleet"},
+	"source/kube":     {"fleet"}, // objects go to the root as documents: it knows nothing of configurations
 	"source/kvevents": {"fleet"},
 	"source/scrape":   {"fleet", "plugin"}, // sources and extractors are plugins of a configuration
 	"kvcache":         {},
@@ -62,6 +63,7 @@ var owners = map[string][]string{
 	"k8s.io/":                       {"source/kube"},
 	"k8s.io/apimachinery/":          {"api/v1", "api/v1alpha2", "source/kube"},
 	"sigs.k8s.io/":                  {"source/kube"},
+	"github.com/go-logr/":           {"source/kube"}, // what client-go logs by
 	"github.com/envoyproxy/":        {"gateway/extproc"},
 	"google.golang.org/grpc":        {"gateway/extproc"},
 	"google.golang.org/protobuf":    {"gateway/extproc"},

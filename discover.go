@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
 
 	"golang.org/x/sync/errgroup"
 
@@ -115,50 +116,84 @@ func discoveries(cfg *config.Config) []string {
 	return out
 }
 
-// follow watches what may change: the manifests, and the endpoint files that pickers name.
+// follow watches what may change: the manifests, the endpoint files that pickers name, and what an API server tells.
 func (p *process) follow(ctx context.Context, g *errgroup.Group, cfg *config.Config) {
 	g.Go(func() error { return p.names.Run(ctx) })
+	r := &reloading{process: p, started: cfg, current: cfg}
+	r.round, r.stop = p.discoverAll(ctx, cfg)
 	g.Go(func() error {
-		round, stop := p.discoverAll(ctx, cfg)
-		defer func() { stop(); _ = round.Wait() }()
+		defer r.end()
 		if p.reload == nil {
-			return round.Wait()
+			return r.round.Wait()
 		}
-		started, current := cfg, cfg
-		return file.Watch(ctx, p.watched(cfg), func() []string {
-			next, problems := p.reload()
-			if next != nil && next.Digest == current.Digest {
-				return p.watched(current)
-			}
-			logProblems(p.log, problems)
-			if path := emptied(current, next); path != "" {
-				p.log.Error("a file is empty, as one is that is being written: delete it, or write endpoints: [] for no endpoints", slog.String("path", path))
-				next = nil
-			}
-			if next == nil {
-				p.log.Error("the configuration has errors; the last good one stays in force")
-				return p.watched(current)
-			}
-			stop() // nobody is to tell of a file that is withdrawn
-			_ = round.Wait()
-			err := p.apply(ctx, next)
-			if err == nil {
-				current = next
-			}
-			round, stop = p.discoverAll(ctx, current)
-			if err != nil {
-				p.log.Error("the configuration cannot be used; the last good one stays in force", slog.Any("error", err))
-				return p.watched(current)
-			}
-			p.setTrust(next.Penstock.Trust)
-			p.setHealth(next.Penstock.Health)
-			if next.Penstock.Listeners != started.Penstock.Listeners || next.Penstock.Limits != started.Penstock.Limits {
-				p.log.Warn("spec.listeners and spec.limits take effect at the next start")
-			}
-			p.log.Info("configuration reloaded", slog.Int("pools", len(next.Pools)))
-			return p.watched(next)
-		})
+		return file.Watch(ctx, p.watched(cfg), func() []string { return r.again(ctx) })
 	})
+	if p.cluster != nil {
+		p.cluster.again = func() { r.again(ctx) }
+		g.Go(func() error { return p.cluster.Run(ctx) })
+	}
+}
+
+// reloading puts what changed into force.
+type reloading struct {
+	*process
+	mu               sync.Mutex
+	started, current *config.Config
+	round            *errgroup.Group // follows the endpoint files of current
+	stop             context.CancelFunc
+	said             map[string]bool // problems of objects that were logged
+}
+
+func (r *reloading) end() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.stop()
+	_ = r.round.Wait()
+}
+
+// again reads all anew and returns the paths to watch from then on.
+func (r *reloading) again(ctx context.Context) []string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	next, problems := r.reload()
+	if next != nil && next.Digest == r.current.Digest && r.cluster == nil {
+		return r.watched(r.current)
+	}
+	if r.cluster != nil { // objects come and go one by one
+		problems, r.said = news(problems, r.said)
+	}
+	logProblems(r.log, problems)
+	if next != nil && next.Digest == r.current.Digest {
+		return r.watched(r.current)
+	}
+	if path := emptied(r.current, next); path != "" {
+		r.log.Error("a file is empty, as one is that is being written: delete it, or write endpoints: [] for no endpoints", slog.String("path", path))
+		next = nil
+	}
+	if next == nil {
+		if len(problems) > 0 {
+			r.log.Error("the configuration has errors; the last good one stays in force")
+		}
+		return r.watched(r.current)
+	}
+	r.stop() // nobody is to tell of a file that is withdrawn
+	_ = r.round.Wait()
+	err := r.apply(ctx, next)
+	if err == nil {
+		r.current = next
+	}
+	r.round, r.stop = r.discoverAll(ctx, r.current)
+	if err != nil {
+		r.log.Error("the configuration cannot be used; the last good one stays in force", slog.Any("error", err))
+		return r.watched(r.current)
+	}
+	r.setTrust(next.Penstock.Trust)
+	r.setHealth(next.Penstock.Health)
+	if next.Penstock.Listeners != r.started.Penstock.Listeners || next.Penstock.Limits != r.started.Penstock.Limits {
+		r.log.Warn("spec.listeners and spec.limits take effect at the next start")
+	}
+	r.log.Info("configuration reloaded", slog.Int("pools", len(next.Pools)))
+	return r.watched(next)
 }
 
 // watched are the paths that a reload depends on: those that were named, and the files found there.

@@ -54,11 +54,12 @@ type settings struct {
 type process struct {
 	site
 	settings
-	obs    *observe.Observer
-	memory *request.Memory
-	doors  struct{ proxy, extproc gateway.Door }
-	reload func() (*config.Config, []config.Problem) // nil when nothing is to be reloaded
-	files  []string                                  // watched for reload
+	obs     *observe.Observer
+	memory  *request.Memory
+	doors   struct{ proxy, extproc gateway.Door }
+	reload  func() (*config.Config, []config.Problem) // nil when nothing is to be reloaded
+	files   []string                                  // watched for reload
+	cluster *cluster                                  // what an API server tells; nil for none
 	// started is told when the addresses are open; nil for nobody.
 	started func(*listeners)
 }
@@ -190,6 +191,11 @@ func takeLeave(ctx context.Context, lameDuck time.Duration, drain, shut func()) 
 func (p *process) notReady() error {
 	if p.gw.Draining() {
 		return errors.New("shutting down")
+	}
+	if p.cluster != nil {
+		if err := p.cluster.ready(); err != nil {
+			return err
+		}
 	}
 	return p.ready()
 }

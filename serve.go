@@ -5,6 +5,7 @@ package penstock
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -15,7 +16,10 @@ import (
 
 	"github.com/spf13/pflag"
 
+	"github.com/penstock-project/penstock/api"
 	"github.com/penstock-project/penstock/config"
+	"github.com/penstock-project/penstock/observe"
+	"github.com/penstock-project/penstock/source/kube"
 )
 
 // defaults are the settings that all gateways begin with.
@@ -57,24 +61,34 @@ func (s *settings) check() error {
 
 func serve(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	s := defaults()
-	fs := flags("serve", "-f FILE|DIR…", "Runs the gateway from manifests, which are followed when they change.", stdout)
+	fs := flags("serve", "-f FILE|DIR… | --kube", "Runs the gateway from manifests, or from what an API server holds; both are followed when they change.", stdout)
 	var paths []string
 	fs.StringArrayVarP(&paths, "filename", "f", nil, "manifest or folder of manifests; may be given again")
 	fs.StringVar(&s.http, "http", "", `address of the proxy (default spec.listeners.http or ":8080"; "off" for none)`)
 	fs.StringVar(&s.extproc, "extproc", "", `address of the ext_proc door (default spec.listeners.extproc or ":9002"; "off" for none)`)
 	fs.StringVar(&s.metrics, "metrics", "", `address of /metrics and /debug (default spec.listeners.metrics or ":9090"; "off" for none)`)
 	fs.StringVar(&s.health, "health", "", "address of the gRPC health service (default none)")
+	var c clusterFlags
+	inCluster := fs.Bool("kube", false, "follow the InferencePools of an API server, and what belongs to them, beside the manifests")
+	c.add(fs)
 	s.common(fs)
 	if err := parse(fs, args); err != nil {
 		return err
 	}
 	s.secure = s.secure || s.certPath != ""
 	paths = append(paths, fs.Args()...)
-	if len(paths) == 0 {
-		return misused("name the manifests to serve: -f FILE|DIR")
-	}
 	if err := s.check(); err != nil {
 		return err
+	}
+	if *inCluster {
+		c.allPools = c.pool == ""
+		if err := c.check(); err != nil {
+			return err
+		}
+		return serveCluster(ctx, &c, paths, s, stderr)
+	}
+	if len(paths) == 0 {
+		return misused("name the manifests to serve: -f FILE|DIR, or --kube")
 	}
 	return serveFrom(ctx, paths, s, stderr, nil)
 }
@@ -94,21 +108,37 @@ func serveFrom(ctx context.Context, paths []string, s settings, log io.Writer, s
 	if err != nil {
 		return err
 	}
-	listeners := cfg.Penstock.Listeners
-	for _, a := range []struct {
-		flag       *string
-		file, none string
-	}{{&s.http, listeners.HTTP, ":8080"}, {&s.extproc, listeners.ExtProc, ":9002"}, {&s.metrics, listeners.Metrics, ":9090"}} {
-		if *a.flag = cmp.Or(*a.flag, a.file, a.none); *a.flag == "off" {
-			*a.flag = ""
-		}
-	}
+	s.listeners(cfg.Penstock.Listeners)
 	p, err := newProcess(cfg, s, log)
 	if err != nil {
 		return err
 	}
 	p.started, p.files, p.reload = started, paths, load
 	return p.run(ctx, cfg)
+}
+
+// listeners completes the addresses: a flag counts more than the manifests.
+func (s *settings) listeners(written api.Listeners) {
+	for _, a := range []struct {
+		flag       *string
+		file, none string
+	}{{&s.http, written.HTTP, ":8080"}, {&s.extproc, written.ExtProc, ":9002"}, {&s.metrics, written.Metrics, ":9090"}} {
+		if *a.flag = cmp.Or(*a.flag, a.file, a.none); *a.flag == "off" {
+			*a.flag = ""
+		}
+	}
+}
+
+// serveCluster serves what an API server describes, beside manifests.
+func serveCluster(ctx context.Context, c *clusterFlags, paths []string, s settings, log io.Writer) error {
+	o := options(c.namespace)
+	o.Experimental = s.experimental
+	cfg, problems := config.Documents(nil, o, paths...)
+	if cfg == nil {
+		return config.Problems(problems)
+	}
+	s.listeners(cfg.Penstock.Listeners)
+	return inCluster(ctx, c, s, o, nil, paths, log)
 }
 
 // loaded turns problems into an error when they leave no configuration.
@@ -122,10 +152,12 @@ func loaded(cfg *config.Config, problems []config.Problem) (*config.Config, erro
 func epp(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	s := defaults()
 	s.secure = true
-	fs := flags("epp", "--pool-name NAME [flags]", "Runs an Endpoint Picker: the ext_proc door alone, with llm-d's flags.", stdout)
-	pool := fs.String("pool-name", "", "name of the InferencePool to pick for")
-	namespace := fs.String("pool-namespace", "default", "namespace of the InferencePool")
-	configFile := fs.String("config-file", "", "EndpointPickerConfig to load")
+	fs := flags("epp", "--pool-name NAME [flags]", "Runs an Endpoint Picker: the ext_proc door alone, with llm-d's flags. The pool is an InferencePool of an API server, unless\nthe configuration discovers endpoints by file.", stdout)
+	var c clusterFlags
+	c.add(fs)
+	fs.StringVar(&c.selector, "endpoint-selector", "", "labels of the pods to pick from, instead of an InferencePool")
+	fs.IntSliceVar(&c.ports, "endpoint-target-ports", nil, "ports on which the pods of --endpoint-selector serve, 1 to 8")
+	configFile := fs.String("config-file", "", "EndpointPickerConfig to load; followed when it changes")
 	configText := fs.String("config-text", "", "EndpointPickerConfig, as text")
 	port := fs.Int("grpc-port", 9002, "port of the ext_proc door")
 	health := fs.Int("grpc-health-port", 9003, "port of the gRPC health service")
@@ -134,33 +166,94 @@ func epp(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	fs.BoolVar(&s.scores, "emit-endpoint-scores", false, "tell Envoy the total of each candidate, in dynamic metadata envoy.lb, x-gateway-destination-endpoint-scores")
 	fs.BoolVar(&s.allSubsets, "disable-endpoint-subset-filter", false, "ignore subset hints of the data plane")
 	s.common(fs)
+	unused := fieldFlags(fs)
 	if err := parse(fs, args); err != nil {
 		return err
+	}
+	given := 0
+	for _, name := range []string{"config-file", "config-text", "config-map"} {
+		if fs.Lookup(name).Value.String() != "" {
+			given++
+		}
 	}
 	switch {
 	case fs.NArg() > 0:
 		return misused("unexpected argument %q", fs.Arg(0))
-	case *pool == "":
-		return misused("--pool-name is required")
-	case *configFile != "" && *configText != "":
-		return misused("--config-file and --config-text exclude each other")
+	case given > 1:
+		return misused("--config-file, --config-text and --config-map exclude each other")
+	}
+	if err := errors.Join(c.check(), c.picks()); err != nil {
+		return err
 	}
 	if err := s.check(); err != nil {
 		return err
 	}
 	s.extproc, s.health, s.metrics = ":"+strconv.Itoa(*port), ":"+strconv.Itoa(*health), ":"+strconv.Itoa(*metrics)
-	cfg, err := eppConfig(*configFile, *configText, &config.Pool{Namespace: *namespace, Name: *pool, PickerRef: *pool + "-epp"}, s.experimental)
-	if err != nil {
-		return err
+	o := options(c.namespace)
+	o.Experimental, o.Refuse, o.Default = s.experimental, true, ""
+	var texts []config.Document
+	var files []string
+	switch {
+	case *configFile != "":
+		files = []string{*configFile}
+	case *configText != "":
+		texts = []config.Document{{Name: "--config-text", Data: []byte(*configText), Needed: true, Lines: true}}
 	}
-	if cfg.Pools[0].Picker.DiscoveryFile == nil {
-		return fmt.Errorf("the configuration has no endpoints: file-discovery is the way to name them here (plugins: - {type: file-discovery, parameters: {path: …}}, dataLayer: {discovery: {endpoints: {pluginRef: file-discovery}}})")
+	unused(observe.NewLogger(stderr, s.verbosity))
+	if !c.allPools && c.selector == "" {
+		cfg, err := eppConfig(*configFile, *configText, &config.Pool{Namespace: c.namespace, Name: c.pool, PickerRef: c.pool + "-epp"}, s.experimental)
+		if err != nil {
+			return err
+		}
+		if cfg.Pools[0].Picker.DiscoveryFile != nil {
+			p, err := newProcess(cfg, s, stderr)
+			if err != nil {
+				return err
+			}
+			return p.run(ctx, cfg)
+		}
 	}
-	p, err := newProcess(cfg, s, stderr)
-	if err != nil {
-		return err
+	err := inCluster(ctx, &c, s, o, texts, files, stderr)
+	if errors.Is(err, kube.ErrNoCluster) {
+		return fmt.Errorf("the configuration has no endpoints, and %w. Endpoints come from an API server, or from a file (plugins: - {type: file-discovery, parameters: {path: …}}, dataLayer: {discovery: {endpoints: {pluginRef: file-discovery}}})", err)
 	}
-	return p.run(ctx, cfg)
+	return err
+}
+
+// picks checks which endpoints are to be picked from.
+func (c *clusterFlags) picks() error {
+	switch {
+	case c.allPools:
+		return nil
+	case c.pool == "" && c.selector == "":
+		return misused("--pool-name is required, or --endpoint-selector, or --all-pools")
+	case c.pool != "" && c.selector != "":
+		return misused("--pool-name and --endpoint-selector exclude each other")
+	case c.selector != "" && (len(c.ports) < 1 || len(c.ports) > 8):
+		return misused("--endpoint-target-ports: want 1 to 8 ports with --endpoint-selector, got %d", len(c.ports))
+	case c.selector == "" && len(c.ports) > 0:
+		return misused("--endpoint-target-ports are those of --endpoint-selector: a pool has its own")
+	case c.selector != "":
+		c.pool = deployment(os.Getenv("POD_NAME"))
+	}
+	for _, p := range c.ports {
+		if p < 1 || p > 65535 {
+			return misused("--endpoint-target-ports: want ports from 1 to 65535, got %d", p)
+		}
+	}
+	return nil
+}
+
+// deployment is the name of the deployment that a pod of that name is of; "endpoints" when the name tells of none.
+func deployment(pod string) string {
+	for range 2 {
+		i := strings.LastIndexByte(pod, '-')
+		if i <= 0 {
+			return "endpoints"
+		}
+		pod = pod[:i]
+	}
+	return pod
 }
 
 // eppConfig loads the configuration of a picker for one pool, the only one in what it returns; without

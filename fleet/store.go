@@ -50,6 +50,10 @@ type EndpointSpec struct {
 	Labels      map[string]string
 	// Anywhere lets pools of any namespace have it: its source named none.
 	Anywhere bool
+	// In names the pools of its namespace that have it, whatever their selectors say; nil for those that select it.
+	In []string
+	// Life tells lives apart that have the same name and address, such as a pod's UID; may be empty.
+	Life string
 }
 
 // Change is what changes at once. Sources are named; what a Change does not name stays.
@@ -138,7 +142,7 @@ func (s *Store) OnRenewed(f func(l *Load, seen time.Time)) {
 	s.renewed = append(s.renewed, f)
 }
 
-// Apply makes one publication of all that changes. An endpoint whose address changes is a new
+// Apply makes one publication of all that changes. An endpoint whose address or life changes is a new
 // incarnation. When two sources tell the same ID, the source whose name sorts last wins; when two
 // endpoints of a pool have the same address, the first by ID serves.
 func (s *Store) Apply(c Change) {
@@ -281,7 +285,7 @@ func (s *Store) rebuild() {
 			t.left = now
 			s.away[id] = t
 			delete(s.alive, id)
-		case w.Address != t.spec.Address:
+		case !w.continues(t.spec):
 			gone = append(gone, t.load)
 			delete(s.alive, id)
 		}
@@ -291,7 +295,7 @@ func (s *Store) rebuild() {
 		if t == nil {
 			if t = s.away[id]; t != nil {
 				delete(s.away, id)
-				if t.spec.Address != w.Address {
+				if !w.continues(t.spec) {
 					gone = append(gone, t.load)
 					t = nil
 				}
@@ -413,11 +417,19 @@ func (s *Store) publish() {
 	}
 }
 
+// continues reports whether e is the incarnation that was described as o before.
+func (e *EndpointSpec) continues(o EndpointSpec) bool {
+	return e.Address == o.Address && e.Life == o.Life
+}
+
 // belongs holds a pool's selector against an endpoint's labels, in the pool's own namespace. An
 // endpoint without labels belongs to the only pool there is.
 func belongs(p *PoolSpec, e *EndpointSpec, pools int) bool {
 	if e.Namespace != p.Namespace && !e.Anywhere {
 		return false
+	}
+	if e.In != nil {
+		return slices.Contains(e.In, p.Name)
 	}
 	if len(e.Labels) == 0 && pools == 1 {
 		return true

@@ -639,3 +639,34 @@ func TestSourcesOfAttributesKeepApart(t *testing.T) {
 		}
 	})
 }
+
+// A pod that was deleted and made again under the same name may have the same address, and yet be another.
+func TestAnotherLife(t *testing.T) {
+	s := one()
+	tell := func(life string) *Load {
+		s.SetEndpoints("x", []EndpointSpec{{ID: id("a"), Address: "1.1.1.1:1", Life: life}})
+		return s.Load().Pools[0].Endpoints[0].Load
+	}
+	first := tell("u1")
+	if tell("u1") != first {
+		t.Error("the same life is another incarnation")
+	}
+	if tell("u2") == first || !first.Ended() {
+		t.Error("another life is the same incarnation")
+	}
+}
+
+// A source that knows says which pools have an endpoint; selectors do not count then.
+func TestIn(t *testing.T) {
+	s := NewStore()
+	x := map[string]string{"app": "x"}
+	s.SetPools([]PoolSpec{{ID: id("p"), Selector: x}, {ID: id("q"), Selector: x}, {ID: ID{"other", "p"}}})
+	s.SetEndpoints("x", []EndpointSpec{
+		{ID: id("a"), Address: "1.1.1.1:1", Labels: x, In: []string{"p"}},
+		{ID: id("b"), Address: "1.1.1.1:2", Labels: x, In: []string{"q"}},
+		{ID: id("c"), Address: "1.1.1.1:3", Labels: x, In: []string{}},
+	})
+	if got, want := show(s.Load()), "p: a=1.1.1.1:1; q: b=1.1.1.1:2; p:"; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}

@@ -61,6 +61,7 @@ type Observer struct {
 	decisions                 decisions
 	queues                    queues
 	caches                    caches
+	kube                      Kube
 	predicted, prompts        prometheus.Histogram
 	tokenizers                *prometheus.CounterVec
 
@@ -91,6 +92,7 @@ func New(opt Options) *Observer {
 	o.attempts.init(o.store)
 	o.queues.init(o)
 	o.caches.o = o
+	o.kube = newKube()
 	o.decisions.healthy.max, o.decisions.troubled.max = ringBytes, ringBytes
 	o.SetHealth(fleet.DefaultHealth())
 	o.register(opt)
@@ -135,7 +137,7 @@ func (o *Observer) register(opt Options) {
 		return float64(o.access.dropped.Load())
 	})
 	o.registry.MustRegister(&o.table, &o.attempts, &o.queues, &o.caches, &pools{o: o}, o.predicted, o.prompts, o.tokenizers, o.schedule, o.request, o.answer, o.plugins, o.pollErrors,
-		o.extractErrors, o.droppedHeaders, o.ejections, o.rewrites, info, ends, dropped, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+		o.extractErrors, o.droppedHeaders, o.ejections, o.rewrites, info, ends, dropped, o.kube.failed, o.kube.differs, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 }
 
 // served reports whether some endpoint serves the model, or a rule names it.

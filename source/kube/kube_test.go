@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kube
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"github.com/penstock-project/penstock/fleet"
+)
+
+func run(t *testing.T, f func(context.Context) error) {
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- f(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func (w *told) take(source string, list []fleet.EndpointSpec) {
+	w.note(func() {
+		if list == nil {
+			delete(w.sources, source)
+			return
+		}
+		w.sources[source] = []string{}
+		for _, e := range list {
+			w.sources[source] = append(w.sources[source], e.Name+"="+e.Address)
+		}
+	})
+}
+
+func (w *told) judge(_ context.Context, list []*Object) []Verdict {
+	w.note(func() { w.objects = list })
+	return nil
+}
+
+var single = Options{Pool: fleet.ID{Namespace: "a", Name: "p"}}
+
+// Pods of the pool are endpoints while they are ready; one that comes back elsewhere is another.
+func TestPodsComeAndGo(t *testing.T) {
+	s := newServer(t)
+	s.put(aPool, "a", "p", "x")
+	s.put(aPool, "a", "other", "y")
+	s.put(aPod, "a", "e0", "u0", "x", "10.1.0.1", "True")
+	s.put(aPod, "a", "e1", "u1", "x", "fd00:0::10", "True")
+	s.put(aPod, "a", "e2", "u2", "y", "10.1.0.3", "True")
+	w := follow(t, s, single)
+	w.until("both", w.endpoints("a", "e0-rank-0=10.1.0.1:8000", "e1-rank-0=[fd00::10]:8000"))
+	w.until("readiness", func() bool { return w.c.Ready() == nil })
+	if len(w.objects) != 1 || w.objects[0].String() != "InferencePool a/p" || strings.Contains(string(w.objects[0].Data), "managedFields") {
+		t.Errorf("objects %v: %s", w.objects, w.objects[0].Data)
+	}
+	s.put(aPod, "a", "e0", "u0", "x", "10.1.0.1", "False")
+	w.until("the one that is ready", w.endpoints("a", "e1-rank-0=[fd00::10]:8000"))
+	s.put(strings.Replace(aPod, `"uid"`, `"deletionTimestamp":"2026-01-01T00:00:00Z","uid"`, 1), "a", "e1", "u1", "x", "fd00:0::10", "True")
+	w.until("none", w.endpoints("a"))
+	s.remove(aPod, "a", "e1", "u1", "x", "", "False")
+	s.put(aPod, "a", "e1", "u3", "x", "10.1.0.9", "True")
+	w.until("the new one", w.endpoints("a", "e1-rank-0=10.1.0.9:8000"))
+	s.put(strings.Replace(aPod, "Running", "Failed", 1), "a", "e1", "u3", "x", "10.1.0.9", "True")
+	w.until("none again", w.endpoints("a"))
+}
+
+// Without its pool a picker has no endpoints and is not ready; with it both are as before.
+func TestPoolGoesAndComes(t *testing.T) {
+	s := newServer(t)
+	s.put(aPod, "a", "e0", "u0", "x", "10.1.0.1", "True")
+	w := follow(t, s, single)
+	w.until("that the pool is missed", func() bool {
+		err := w.c.Ready()
+		return err != nil && err.Error() == "there is no InferencePool a/p"
+	})
+	s.put(aPool, "a", "p", "x")
+	w.until("the endpoint", w.endpoints("a", "e0-rank-0=10.1.0.1:8000"))
+	w.until("readiness", func() bool { return w.c.Ready() == nil })
+	s.remove(aPool, "a", "p", "x")
+	w.until("none", w.endpoints("a"))
+	w.until("no objects", func() bool { return len(w.objects) == 0 && w.c.Ready() != nil })
+	s.put(aPool, "a", "p", "x")
+	w.until("the endpoint again", w.endpoints("a", "e0-rank-0=10.1.0.1:8000"))
+}
+
+// Objectives count as soon as their kind is there, and no longer than that; the newest version is read, and all are
+// told in one form. Those for other pools are nobody's business here.
+func TestOptionalKinds(t *testing.T) {
+	s := newServer(t)
+	s.put(aPool, "a", "p", "x")
+	s.put(aPool, "a", "other", "y")
+	w := follow(t, s, single)
+	w.until("readiness", func() bool { return w.c.Ready() == nil })
+	s.put(anObjective, "llm-d.ai/v1alpha2", "high", 7, `"poolRef":{"name":"p"}`)
+	s.put(anObjective, "llm-d.ai/v1alpha2", "theirs", 7, `"poolRef":{"name":"other"}`)
+	s.put(anObjective, "llm-d.ai/v1alpha2", "lost", 7, `"poolRef":{"name":"nobody"}`)
+	s.put(anObjective, "inference.networking.x-k8s.io/v1alpha2", "old", 7, `"poolRef":{"name":"p"}`)
+	s.with(func() {
+		s.groups["llm-d.ai/v1alpha2"] = []string{"inferenceobjectives"}
+		s.groups["inference.networking.x-k8s.io/v1alpha2"] = []string{"inferenceobjectives"}
+	})
+	w.until("the objectives", func() bool { return len(w.objects) == 3 })
+	want := `{"apiVersion":"llm-d.ai/v1","kind":"InferenceObjective","metadata":{"name":"high","namespace":"a"},"spec":{"poolRefs":[{"name":"p"}],"priority":7}}`
+	if o := w.object("InferenceObjective a/high"); o == nil || string(o.Data) != want || o.Resource.Version != "v1alpha2" {
+		t.Errorf("got %v %s", o, o.Data)
+	}
+	if w.object("InferenceObjective a/lost") == nil || w.object("InferenceObjective a/old") != nil || w.object("InferenceObjective a/theirs") != nil {
+		t.Errorf("objects %v", w.objects)
+	}
+	s.with(func() {
+		delete(s.groups, "llm-d.ai/v1alpha2")
+		delete(s.groups, "inference.networking.x-k8s.io/v1alpha2")
+	})
+	w.until("no objectives", func() bool { return len(w.objects) == 1 })
+	s.with(func() { s.groups["llm-d.ai/v1alpha2"] = []string{"inferenceobjectives"} })
+	w.until("the objectives again", func() bool { return len(w.objects) == 3 })
+}
+
+// A permission that is missing is named, and costs only what needs it.
+func TestForbidden(t *testing.T) {
+	s := newServer(t)
+	s.put(aPool, "a", "p", "x")
+	s.put(aPod, "a", "e0", "u0", "x", "10.1.0.1", "True")
+	s.groups["llm-d.ai/v1"] = []string{"inferenceobjectives", "inferencemodelrewrites"}
+	s.put(anObjective, "llm-d.ai/v1", "high", 7, `"poolRefs":[{"name":"p"}]`)
+	s.forbidden["list inferenceobjectives"], s.forbidden["watch inferenceobjectives"] = true, true
+	w := follow(t, s, single)
+	w.until("readiness", func() bool { return w.c.Ready() == nil && w.failed["inferenceobjectives.llm-d.ai list Forbidden"] > 0 })
+	w.until("the endpoint", w.endpoints("a", "e0-rank-0=10.1.0.1:8000"))
+	s.with(func() { clear(s.forbidden) })
+	w.until("the objective", func() bool { return w.object("InferenceObjective a/high") != nil })
+}
+
+// Without the permission for pods nothing can be served, and readiness says why.
+func TestForbiddenPods(t *testing.T) {
+	s := newServer(t)
+	s.put(aPool, "a", "p", "x")
+	s.forbidden["list pods"], s.forbidden["watch pods"] = true, true
+	w := follow(t, s, single)
+	w.until("the reason", func() bool {
+		err := w.c.Ready()
+		return err != nil && err.Error() == "may not list pods in namespace a"
+	})
+}
+
+// While the API server is away the last state stays; what changed meanwhile is seen afterwards, though no event tells of it.
+func TestOutage(t *testing.T) {
+	s := newServer(t)
+	s.leave()
+	w := follow(t, s, single)
+	w.until("failures", func() bool { return len(w.failed) > 0 && w.c.Ready() != nil })
+	s.put(aPool, "a", "p", "x")
+	s.put(aPod, "a", "e0", "u0", "x", "10.1.0.1", "True")
+	s.come(t)
+	w.until("the endpoint", w.endpoints("a", "e0-rank-0=10.1.0.1:8000"))
+	w.until("readiness", func() bool { return w.c.Ready() == nil })
+	s.leave()
+	w.until("failures to watch", func() bool { return w.failed["pods watch Unreachable"] > 0 })
+	if err := w.c.Ready(); err != nil {
+		t.Errorf("not ready: %v", err)
+	}
+	s.remove(aPod, "a", "e0", "u0", "x", "10.1.0.1", "True")
+	s.put(aPod, "a", "e1", "u1", "x", "10.1.0.2", "True")
+	s.drop()
+	s.come(t)
+	w.until("the other endpoint", w.endpoints("a", "e1-rank-0=10.1.0.2:8000"))
+}
+
+// All pools of some namespaces, each with its own endpoints; a namespace without a pool costs nothing.
+func TestManyPools(t *testing.T) {
+	s := newServer(t)
+	for _, namespace := range []string{"a", "b", "c"} {
+		s.put(aPod, namespace, "e", "u", "x", "10.1.0.1", "True")
+	}
+	s.put(aPool, "a", "p", "x")
+	s.put(aPool, "b", "p", "x")
+	w := follow(t, s, Options{PickerMaps: true})
+	w.until("two", func() bool {
+		return len(w.objects) == 2 && w.endpoints("a", "e-rank-0=10.1.0.1:8000")() && w.endpoints("b", "e-rank-0=10.1.0.1:8000")() && w.c.Ready() == nil
+	})
+	s.put(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"namespace":"b","name":"pick"},"data":{"default-plugins.yaml":"no","mine.yaml":"yes"}}`)
+	w.until("the text", func() bool { o := w.object("ConfigMap b/pick mine.yaml"); return o != nil && string(o.Data) == "yes" })
+	s.remove(aPool, "b", "p", "x")
+	w.until("one", func() bool { return len(w.sources) == 1 && len(w.objects) == 1 })
+	s.put(aPool, "c", "p", "x")
+	w.until("the third", w.endpoints("c", "e-rank-0=10.1.0.1:8000"))
+}
+
+// One ConfigMap for all: what it says is known before the first configuration is told.
+func TestConfigMap(t *testing.T) {
+	s := newServer(t)
+	s.put(aPool, "a", "p", "x")
+	text := `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"namespace":"a","name":"conf"},"data":{"k":%q}}`
+	s.put(text, "one")
+	o := single
+	o.ConfigMap = fleet.ID{Namespace: "a", Name: "conf"}
+	w := follow(t, s, o)
+	w.until("the pool", func() bool { return len(w.objects) > 0 })
+	if c := w.object("ConfigMap a/conf k"); c == nil || string(c.Data) != "one" {
+		t.Errorf("objects %v", w.objects)
+	}
+	s.put(text, "two")
+	w.until("the change", func() bool { c := w.object("ConfigMap a/conf k"); return c != nil && string(c.Data) == "two" })
+	s.remove(text, "")
+	w.until("that it is gone", func() bool { return len(w.objects) == 1 })
+}
+
+func TestConfigText(t *testing.T) {
+	for _, c := range []struct {
+		keys, key, want string
+	}{
+		{"a", "", "a"},
+		{"a default-plugins.yaml", "", "a"},
+		{"a b default-plugins.yaml", "", "default-plugins.yaml"},
+		{"default-plugins.yaml payload-agnostic.yaml", "", "default-plugins.yaml"},
+		{"a b", "b", "b"},
+		{"a b", "", ""},
+		{"a b", "c", ""},
+		{"", "", ""},
+	} {
+		data := map[string]string{}
+		for k := range strings.FieldsSeq(c.keys) {
+			data[k] = "text of " + k
+		}
+		_, text, ok := ConfigText(data, c.key)
+		if got := strings.TrimPrefix(text, "text of "); got != c.want || ok != (c.want != "") {
+			t.Errorf("of %q with key %q: got %q, %v; want %q", c.keys, c.key, got, ok, c.want)
+		}
+	}
+}

@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kube
+
+import (
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+)
+
+// server is an API server as far as reading goes: it lists, watches and discovers, forbids and goes away. e2e/kube has the real one.
+type server struct {
+	*httptest.Server
+	mu        sync.Mutex
+	kinds     map[string]string         // what plurals are called
+	groups    map[string][]string       // plurals by group and version
+	objects   map[string]map[string]any // by group and version, plural, namespace and name
+	versions  int
+	forbidden map[string]bool // "verb plural"
+	asked     map[string]int  // by "verb plural"
+	changed   chan struct{}
+	log       []event
+}
+
+type event struct {
+	version int
+	kind    string
+	path    string // with the namespace
+	object  map[string]any
+}
+
+func newServer(t *testing.T) *server {
+	s := &server{
+		kinds:  map[string]string{"pods": "Pod", "configmaps": "ConfigMap", "inferencepools": "InferencePool", "inferenceobjectives": "InferenceObjective", "inferencemodelrewrites": "InferenceModelRewrite"},
+		groups: map[string][]string{"v1": {"pods", "configmaps"}, "inference.networking.k8s.io/v1": {"inferencepools"}}, objects: map[string]map[string]any{},
+		forbidden: map[string]bool{}, asked: map[string]int{}, changed: make(chan struct{}),
+	}
+	s.Server = httptest.NewServer(s)
+	t.Cleanup(s.leave)
+	return s
+}
+
+func (s *server) config() *rest.Config { return &rest.Config{Host: s.URL} }
+
+// leave ends the server; come lets it answer again, at the same address.
+func (s *server) leave() {
+	s.CloseClientConnections()
+	s.Close()
+}
+
+func (s *server) come(t *testing.T) {
+	lis, err := net.Listen("tcp", s.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	again := httptest.NewUnstartedServer(s)
+	_ = again.Listener.Close()
+	again.Listener = lis
+	again.Start()
+	s.Server = again
+}
+
+// with changes the server and wakes those that watch.
+func (s *server) with(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f()
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// put creates or replaces an object; the JSON has what matters.
+func (s *server) put(text string, a ...any) {
+	var o map[string]any
+	if err := json.Unmarshal(fmt.Appendf(nil, text, a...), &o); err != nil {
+		panic(err)
+	}
+	s.change(o, false)
+}
+
+// remove deletes an object that was put so.
+func (s *server) remove(text string, a ...any) {
+	var o map[string]any
+	if err := json.Unmarshal(fmt.Appendf(nil, text, a...), &o); err != nil {
+		panic(err)
+	}
+	s.change(o, true)
+}
+
+func (s *server) change(o map[string]any, gone bool) {
+	s.with(func() {
+		meta := o["metadata"].(map[string]any)
+		plural := ""
+		for p, kind := range s.kinds {
+			if kind == o["kind"] {
+				plural = p
+			}
+		}
+		path := fmt.Sprintf("%v %s %v", o["apiVersion"], plural, meta["namespace"])
+		key := fmt.Sprintf("%s %v", path, meta["name"])
+		s.versions++
+		meta["resourceVersion"] = fmt.Sprint(s.versions)
+		kind := "MODIFIED"
+		if _, known := s.objects[key]; !known {
+			kind = "ADDED"
+		}
+		s.objects[key] = o
+		if gone {
+			kind = "DELETED"
+			delete(s.objects, key)
+		}
+		s.log = append(s.log, event{s.versions, kind, path, o})
+	})
+}
+
+// drop forgets the events that nobody saw, as a server does that compacted them.
+func (s *server) drop() { s.with(func() { s.versions++; s.log = nil }) }
+
+func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	w.Header().Set("Content-Type", "application/json")
+	path := strings.TrimPrefix(strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, "/apis/"), "/api/"), "/")
+	parts := strings.Split(path, "/")
+	version, n := parts[0], 1
+	if strings.HasPrefix(r.URL.Path, "/apis/") {
+		version, n = parts[0]+"/"+parts[1], 2
+	}
+	s.mu.Lock()
+	plurals, served := s.groups[version]
+	s.mu.Unlock()
+	switch {
+	case !served:
+		refuse(w, 404, "NotFound")
+	case len(parts) == n:
+		var list []map[string]string
+		for _, p := range plurals {
+			list = append(list, map[string]string{"name": p})
+		}
+		_ = json.NewEncoder(w).Encode(map[string]any{"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": list})
+	default:
+		namespace, plural := "", parts[n]
+		if plural == "namespaces" {
+			namespace, plural = parts[n+1], parts[n+2]
+		}
+		s.serve(w, r, version, plural, namespace)
+	}
+}
+
+func refuse(w http.ResponseWriter, code int, reason string) {
+	w.WriteHeader(code)
+	_ = json.NewEncoder(w).Encode(map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "code": code, "message": reason})
+}
+
+func (s *server) serve(w http.ResponseWriter, r *http.Request, version, plural, namespace string) {
+	q := r.URL.Query()
+	verb := "list"
+	if q.Get("watch") != "" {
+		verb = "watch"
+	}
+	s.mu.Lock()
+	s.asked[verb+" "+plural]++
+	forbidden, served := s.forbidden[verb+" "+plural], slices.Contains(s.groups[version], plural)
+	s.mu.Unlock()
+	name, named := strings.CutPrefix(q.Get("fieldSelector"), "metadata.name=")
+	mine := func(path string, o map[string]any) bool {
+		f := strings.Fields(path)
+		return f[0] == version && f[1] == plural && (namespace == "" || f[2] == namespace) && (!named || o["metadata"].(map[string]any)["name"] == name)
+	}
+	switch {
+	case forbidden:
+		refuse(w, 403, "Forbidden")
+	case !served:
+		refuse(w, 404, "NotFound")
+	case verb == "list":
+		s.mu.Lock()
+		items := []any{}
+		for _, key := range slices.Sorted(maps.Keys(s.objects)) {
+			if o := s.objects[key]; mine(key, o) {
+				items = append(items, o)
+			}
+		}
+		list := map[string]any{"kind": s.kinds[plural] + "List", "apiVersion": version, "metadata": map[string]any{"resourceVersion": fmt.Sprint(s.versions)}, "items": items}
+		s.mu.Unlock()
+		_ = json.NewEncoder(w).Encode(list)
+	case q.Get("sendInitialEvents") != "":
+		refuse(w, 422, "Invalid") // as a server that does not stream lists
+	default:
+		from := 0
+		_, _ = fmt.Sscan(q.Get("resourceVersion"), &from)
+		s.stream(w, r, from, plural, mine)
+	}
+}
+
+// stream sends events until the kind is gone, the server is down, or the client leaves.
+func (s *server) stream(w http.ResponseWriter, r *http.Request, from int, plural string, mine func(string, map[string]any) bool) {
+	w.WriteHeader(200)
+	w.(http.Flusher).Flush()
+	enc := json.NewEncoder(w)
+	for {
+		s.mu.Lock()
+		var due []event
+		for _, e := range s.log {
+			if e.version > from && mine(e.path, e.object) {
+				due = append(due, e)
+			}
+		}
+		served := slices.ContainsFunc(slices.Collect(maps.Values(s.groups)), func(p []string) bool { return slices.Contains(p, plural) })
+		compacted := len(s.log) == 0 && from < s.versions || len(s.log) > 0 && s.log[0].version > from+1
+		changed, now := s.changed, s.versions
+		s.mu.Unlock()
+		switch {
+		case compacted:
+			_ = enc.Encode(map[string]any{"type": "ERROR", "object": map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": "Expired", "code": 410}})
+			return
+		case !served:
+			panic(http.ErrAbortHandler)
+		}
+		for _, e := range due {
+			if enc.Encode(map[string]any{"type": e.kind, "object": e.object}) != nil {
+				return
+			}
+		}
+		from = now
+		w.(http.Flusher).Flush()
+		select {
+		case <-changed:
+		case <-r.Context().Done():
+			return
+		}
+	}
+}
+
+const (
+	aPool = `{"apiVersion":"inference.networking.k8s.io/v1","kind":"InferencePool","metadata":{"namespace":%q,"name":%q,"managedFields":[{"manager":"x"}]},` +
+		`"spec":{"selector":{"matchLabels":{"app":%q}},"targetPorts":[{"number":8000}],"endpointPickerRef":{"name":"pick","port":{"number":9002}}}}`
+	aPod = `{"apiVersion":"v1","kind":"Pod","metadata":{"namespace":%q,"name":%q,"uid":%q,"labels":{"app":%q}},"spec":{"nodeName":"n1","containers":[{"name":"m","image":"x"}]},` +
+		`"status":{"phase":"Running","podIP":%q,"hostIP":"10.0.0.1","conditions":[{"type":"Ready","status":%q}]}}`
+	anObjective = `{"apiVersion":%q,"kind":"InferenceObjective","metadata":{"namespace":"a","name":%q},"spec":{"priority":%d,%s}}`
+)
+
+// told is what a cluster said, by source; objects are the names of the last list.
+type told struct {
+	t       *testing.T
+	c       *Cluster
+	mu      sync.Mutex
+	sources map[string][]string
+	objects []*Object
+	failed  map[string]int
+	changed chan struct{}
+}
+
+func (w *told) Failed(resource, verb, reason string) {
+	w.note(func() { w.failed[resource+" "+verb+" "+reason]++ })
+}
+func (w *told) Differs(string, string, int) {}
+
+func (w *told) note(f func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	f()
+	close(w.changed)
+	w.changed = make(chan struct{})
+}
+
+// limit is how long a condition may take.
+var limit = time.Minute
+
+// until waits for a condition, which is checked whenever something was told, and every now and then.
+func (w *told) until(what string, ok func() bool) {
+	w.t.Helper()
+	deadline := time.After(limit)
+	for {
+		w.mu.Lock()
+		done, changed := ok(), w.changed
+		w.mu.Unlock()
+		if done {
+			return
+		}
+		select {
+		case <-changed:
+		case <-time.After(20 * time.Millisecond): // readiness is not told
+		case <-deadline:
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			w.t.Fatalf("waited for %s; endpoints %v, objects %v, failed %v, ready: %v", what, w.sources, w.objects, w.failed, w.c.Ready())
+		}
+	}
+}
+
+// endpoints reports whether exactly these are told of a namespace.
+func (w *told) endpoints(namespace string, want ...string) func() bool {
+	return func() bool { return slices.Equal(w.sources[Source(namespace)], want) }
+}
+
+func (w *told) object(name string) *Object {
+	for _, o := range w.objects {
+		if o.String() == name {
+			return o
+		}
+	}
+	return nil
+}
+
+// follow runs a cluster until the test ends.
+func follow(t *testing.T, s *server, o Options) *told {
+	t.Helper()
+	w := &told{t: t, sources: map[string][]string{}, failed: map[string]int{}, changed: make(chan struct{})}
+	o.Config, o.Metrics, o.Log = s.config(), w, slog.New(slog.DiscardHandler)
+	o.Endpoints = w.take
+	o.Objects = w.judge
+	c, err := New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.c = c
+	run(t, c.Run)
+	return w
+}

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+)
+
+// How long we wait before an API server is asked again that did not answer, and how often one is asked for
+// kinds that it does not have.
+const (
+	firstRetry = 200 * time.Millisecond
+	lastRetry  = 5 * time.Second
+	absentPoll = 2 * time.Second
+	otherPoll  = 30 * time.Second // for a better version than the one in use
+)
+
+// feed follows one resource in one namespace: it lists, then watches, and lists again when a watch cannot go on.
+// What it knows stays when the server cannot be asked.
+type feed struct {
+	c         *Cluster
+	resource  string // as permissions name it, such as pods or inferenceobjectives.llm-d.ai
+	namespace string // empty for all
+	example   runtime.Object
+	empty     func() runtime.Object // a list
+	list      func(context.Context, metav1.ListOptions) (runtime.Object, error)
+	watch     func(context.Context, metav1.ListOptions) (watch.Interface, error)
+	store     cache.ReflectorStore
+
+	mu      sync.Mutex
+	synced  bool              // listed once
+	trouble map[string]string // by verb, what is wrong now
+}
+
+// where names the place of a feed in a sentence.
+func (f *feed) where() string {
+	if f.namespace == "" {
+		return "all namespaces"
+	}
+	return "namespace " + f.namespace
+}
+
+// state reports whether the first list came, and what is wrong now.
+func (f *feed) state() (synced bool, why string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, verb := range []string{"list", "watch"} {
+		if t := f.trouble[verb]; t != "" && why == "" {
+			why = t
+		}
+	}
+	return f.synced, why
+}
+
+// said notes how the API server answered, and tells when that is another answer than before.
+func (f *feed) said(verb string, err error) {
+	f.mu.Lock()
+	before := f.trouble[verb]
+	now := ""
+	switch {
+	case err == nil:
+	case apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err):
+		now = fmt.Sprintf("may not %s %s in %s", verb, f.resource, f.where())
+	default:
+		now = fmt.Sprintf("cannot %s %s in %s: %v", verb, f.resource, f.where(), err)
+	}
+	if f.trouble == nil {
+		f.trouble = map[string]string{}
+	}
+	f.trouble[verb] = now
+	f.mu.Unlock()
+	log := f.c.opt.Log
+	switch {
+	case err != nil:
+		f.c.opt.Metrics.Failed(f.resource, verb, reason(err))
+		if before != now {
+			attrs := []any{slog.String("verb", verb), slog.String("resource", f.resource), slog.String("namespace", f.namespace), slog.Any("error", err)}
+			if apierrors.IsForbidden(err) {
+				log.Warn("the API server does not let us "+verb+" "+f.resource+": what needs them is off until it does, and what was known stays", attrs...)
+			} else {
+				log.Warn("the API server cannot be asked; what was known stays", attrs...)
+			}
+		}
+	case before != "":
+		log.Info("the API server answers again", slog.String("verb", verb), slog.String("resource", f.resource), slog.String("namespace", f.namespace))
+	}
+	if before != now {
+		f.c.wakeObjects()
+	}
+}
+
+// reason is a short name for an error, for a metric.
+func reason(err error) string {
+	if r := apierrors.ReasonForError(err); r != metav1.StatusReasonUnknown {
+		return string(r)
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		return "Timeout"
+	}
+	return "Unreachable"
+}
+
+// run follows the resource until ctx ends, or the server has no such resource any more, which is an error.
+func (f *feed) run(ctx context.Context) error {
+	ctx = klog.NewContext(ctx, logr.Discard()) // we say ourselves what there is to say
+	checked := func(verb string, err error) {
+		if ctx.Err() == nil && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) && !gone(err) {
+			f.said(verb, err)
+		}
+	}
+	lw := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
+			list, err := f.list(ctx, o)
+			checked("list", err)
+			return list, err
+		},
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			w, err := f.watch(ctx, o)
+			if o.SendInitialEvents == nil || err == nil || apierrors.IsForbidden(err) { // otherwise a list is tried next
+				checked("watch", err)
+			}
+			return w, err
+		},
+	}
+	discard := logr.Discard()
+	reflector := cache.NewReflectorWithOptions(lw, f.example, synced{f}, cache.ReflectorOptions{
+		Name: f.resource, Logger: &discard,
+		Backoff: &wait.Backoff{Duration: firstRetry, Cap: lastRetry, Factor: 2, Jitter: 0.5, Steps: 10},
+	})
+	for pause := firstRetry; ; {
+		started := time.Now()
+		err := reflector.ListAndWatchWithContext(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case gone(err):
+			return err
+		case err != nil:
+			if _, why := f.state(); why == "" { // what was answered makes no sense
+				f.said("list", err)
+			}
+		case time.Since(started) > lastRetry:
+			pause = firstRetry
+		}
+		t := time.NewTimer(pause + rand.N(pause/2))
+		select {
+		case <-ctx.Done():
+			t.Stop()
+			return nil
+		case <-t.C:
+		}
+		pause = min(2*pause, lastRetry)
+	}
+}
+
+// synced is a feed's store, which notes when it is filled.
+type synced struct{ *feed }
+
+func (s synced) Add(o any) error    { return s.store.Add(o) }
+func (s synced) Update(o any) error { return s.store.Update(o) }
+func (s synced) Delete(o any) error { return s.store.Delete(o) }
+func (s synced) Resync() error      { return nil }
+
+func (s synced) Replace(list []any, version string) error {
+	err := s.store.Replace(list, version)
+	s.mu.Lock()
+	s.synced = true
+	delete(s.trouble, "list") // a streamed list has the verb watch
+	s.mu.Unlock()
+	s.c.wakeObjects()
+	return err
+}
+
+// Transformer is that of the store, if it has one.
+func (s synced) Transformer() cache.TransformFunc {
+	if t, ok := s.store.(cache.TransformingStore); ok {
+		return t.Transformer()
+	}
+	return nil
+}
