@@ -158,7 +158,7 @@ func TestOutage(t *testing.T) {
 	w.until("the endpoint", w.endpoints("a", "e0-rank-0=10.1.0.1:8000"))
 	w.until("readiness", func() bool { return w.c.Ready() == nil })
 	s.leave()
-	w.until("failures to watch", func() bool { return w.failed["pods watch Unreachable"] > 0 })
+	w.until("failures", func() bool { return w.failed["pods watch Unreachable"]+w.failed["pods list Unreachable"] > 0 })
 	if err := w.c.Ready(); err != nil {
 		t.Errorf("not ready: %v", err)
 	}

@@ -30,6 +30,7 @@ type server struct {
 	forbidden map[string]bool // "verb plural"
 	asked     map[string]int  // by "verb plural"
 	changed   chan struct{}
+	left      chan struct{} // closed when streams are to end
 	log       []event
 }
 
@@ -44,7 +45,7 @@ func newServer(t *testing.T) *server {
 	s := &server{
 		kinds:  map[string]string{"pods": "Pod", "configmaps": "ConfigMap", "inferencepools": "InferencePool", "inferenceobjectives": "InferenceObjective", "inferencemodelrewrites": "InferenceModelRewrite"},
 		groups: map[string][]string{"v1": {"pods", "configmaps"}, "inference.networking.k8s.io/v1": {"inferencepools"}}, objects: map[string]map[string]any{},
-		forbidden: map[string]bool{}, asked: map[string]int{}, changed: make(chan struct{}),
+		forbidden: map[string]bool{}, asked: map[string]int{}, changed: make(chan struct{}), left: make(chan struct{}),
 	}
 	s.Server = httptest.NewServer(s)
 	t.Cleanup(s.leave)
@@ -55,6 +56,9 @@ func (s *server) config() *rest.Config { return &rest.Config{Host: s.URL} }
 
 // leave ends the server; come lets it answer again, at the same address.
 func (s *server) leave() {
+	s.mu.Lock()
+	close(s.left) // a client that connects just now must not keep Close waiting
+	s.mu.Unlock()
 	s.CloseClientConnections()
 	s.Close()
 }
@@ -67,6 +71,9 @@ func (s *server) come(t *testing.T) {
 	again := httptest.NewUnstartedServer(s)
 	_ = again.Listener.Close()
 	again.Listener = lis
+	s.mu.Lock()
+	s.left = make(chan struct{})
+	s.mu.Unlock()
 	again.Start()
 	s.Server = again
 }
@@ -216,7 +223,7 @@ func (s *server) stream(w http.ResponseWriter, r *http.Request, from int, plural
 		}
 		served := slices.ContainsFunc(slices.Collect(maps.Values(s.groups)), func(p []string) bool { return slices.Contains(p, plural) })
 		compacted := len(s.log) == 0 && from < s.versions || len(s.log) > 0 && s.log[0].version > from+1
-		changed, now := s.changed, s.versions
+		changed, left, now := s.changed, s.left, s.versions
 		s.mu.Unlock()
 		switch {
 		case compacted:
@@ -234,6 +241,8 @@ func (s *server) stream(w http.ResponseWriter, r *http.Request, from int, plural
 		w.(http.Flusher).Flush()
 		select {
 		case <-changed:
+		case <-left:
+			panic(http.ErrAbortHandler)
 		case <-r.Context().Done():
 			return
 		}

@@ -134,6 +134,9 @@ func (f *feed) run(ctx context.Context) error {
 			if o.SendInitialEvents == nil || err == nil || apierrors.IsForbidden(err) { // otherwise a list is tried next
 				checked("watch", err)
 			}
+			if err != nil && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) && !gone(err) {
+				err = opaque{err} // or the reflector would wait by itself, whether ctx ends or not
+			}
 			return w, err
 		},
 	}
@@ -167,6 +170,11 @@ func (f *feed) run(ctx context.Context) error {
 		pause = min(2*pause, lastRetry)
 	}
 }
+
+// opaque is an error whose kind is nobody's business.
+type opaque struct{ err error }
+
+func (o opaque) Error() string { return o.err.Error() }
 
 // synced is a feed's store, which notes when it is filled.
 type synced struct{ *feed }
