@@ -658,9 +658,9 @@ func (e *Engine) Renew() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if !e.closed {
-		e.index.mu.Lock()
+		e.index.lock()
 		e.reset()
-		e.index.mu.Unlock()
+		e.index.unlock()
 	}
 }
 
