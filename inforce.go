@@ -15,6 +15,14 @@ type (
 		Trust  trustInForce  `json:"trust"`
 		Health api.Health    `json:"health"`
 		Stale  string        `json:"stale_after"` // the age beyond which a signal is unknown
+		// Leader tells who leads, with leader election.
+		Leader *leaderInForce `json:"leader,omitempty"`
+	}
+	leaderInForce struct {
+		Here    bool   `json:"here"` // it is this picker
+		Holder  string `json:"holder"`
+		Address string `json:"health_address,omitempty"`
+		Trouble string `json:"trouble,omitempty"` // with the lease
 	}
 	trustInForce struct {
 		CIDRs  []string `json:"cidrs"`
@@ -68,6 +76,10 @@ func (p *process) inForce() any {
 	p.mu.Unlock()
 	spec := &cfg.Penstock
 	v := inForce{Pools: []poolInForce{}, Limits: spec.Limits, Health: spec.Health, Stale: p.stale.String(), Trust: trustInForce{CIDRs: []string{}}}
+	if p.election != nil {
+		l := p.election.State()
+		v.Leader = &leaderInForce{Here: l.Leads, Holder: l.Holder, Address: l.Address, Trouble: l.Trouble}
+	}
 	for _, c := range spec.Trust.CIDRs {
 		v.Trust.CIDRs = append(v.Trust.CIDRs, c.String())
 	}

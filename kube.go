@@ -11,6 +11,7 @@ import (
 	"io"
 	"log/slog"
 	"maps"
+	"net"
 	"os"
 	"slices"
 	"strings"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/penstock-project/penstock/config"
 	"github.com/penstock-project/penstock/fleet"
+	"github.com/penstock-project/penstock/gateway/extproc"
 	"github.com/penstock-project/penstock/source/kube"
 )
 
@@ -29,6 +31,7 @@ type clusterFlags struct {
 	namespaces                                    []string
 	allPools                                      bool
 	selector                                      string
+	elect                                         bool
 	ports                                         []int
 }
 
@@ -98,7 +101,7 @@ func (c *cluster) connect(f *clusterFlags, p *process) error {
 	}
 	o := kube.Options{
 		Config: conn, Group: f.group, Namespaces: f.namespaces, PickerMaps: f.allPools, Log: p.log, Metrics: p.obs.Kube(),
-		Endpoints: p.store.SetEndpoints, Objects: c.take,
+		Endpoints: p.store.SetEndpoints, Objects: c.take, Speaks: func() bool { return p.election == nil || p.election.Leads() },
 	}
 	if !f.allPools {
 		o.Pool = fleet.ID{Namespace: f.namespace, Name: f.pool}
@@ -113,8 +116,23 @@ func (c *cluster) connect(f *clusterFlags, p *process) error {
 		parts := append(strings.SplitN(f.configMap, "/", 3), "")
 		o.ConfigMap, o.ConfigKey = fleet.ID{Namespace: parts[0], Name: parts[1]}, parts[2]
 	}
-	c.Cluster, err = kube.New(o)
-	return err
+	if c.Cluster, err = kube.New(o); err != nil || !f.elect {
+		return err
+	}
+	lease := kube.LeaseName(f.namespace, cmp.Or(f.pool, "all-pools"))
+	host, err := os.Hostname()
+	if host = cmp.Or(os.Getenv("POD_NAME"), host); host == "" {
+		return fmt.Errorf("leader election needs a name for this picker: set POD_NAME (%w)", err)
+	}
+	p.stand = func(health net.Addr) (*kube.Election, error) {
+		return kube.NewElection(kube.ElectionOptions{
+			Config: conn, Namespace: f.namespace, Name: lease, Host: host, Address: kube.Reachable(conn, os.Getenv("POD_IP"), health), Log: p.log,
+			Peer: func(address string) (kube.Peer, error) { return extproc.DialPeer(address) },
+			Warm: func() bool { return p.cold() == nil },
+			Told: func(leads bool) { p.obs.Kube().Leads(f.namespace+"/"+lease, leads) },
+		})
+	}
+	return nil
 }
 
 // take puts objects into force and says what became of them.

@@ -28,6 +28,7 @@ import (
 	"github.com/penstock-project/penstock/observe"
 	"github.com/penstock-project/penstock/request"
 	"github.com/penstock-project/penstock/source/dns"
+	"github.com/penstock-project/penstock/source/kube"
 	"github.com/penstock-project/penstock/source/scrape"
 )
 
@@ -60,6 +61,9 @@ type process struct {
 	reload  func() (*config.Config, []config.Problem) // nil when nothing is to be reloaded
 	files   []string                                  // watched for reload
 	cluster *cluster                                  // what an API server tells; nil for none
+	// stand stands for election with a health service at that address; nil when all pickers serve.
+	stand    func(health net.Addr) (*kube.Election, error)
+	election *kube.Election // nil for none
 	// started is told when the addresses are open; nil for nobody.
 	started func(*listeners)
 }
@@ -106,6 +110,11 @@ func (p *process) run(ctx context.Context, cfg *config.Config) error {
 		return err
 	}
 	defer l.close()
+	if p.stand != nil {
+		if p.election, err = p.stand(l.health.Addr()); err != nil {
+			return err
+		}
+	}
 	if p.started != nil {
 		p.started(l)
 	}
@@ -128,6 +137,11 @@ func (p *process) serve(ctx context.Context, cfg *config.Config, l *listeners, c
 	})
 	rest.Go(func() error { return p.feeds.run(restCtx) })
 	p.follow(restCtx, rest, cfg)
+	if p.election != nil {
+		electing, resign := context.WithCancel(restCtx)
+		context.AfterFunc(ctx, resign) // at once, so that another leads before our doors are shut
+		rest.Go(func() error { return p.election.Run(electing) })
+	}
 	if l.metrics != nil {
 		rest.Go(func() error {
 			return serveHTTP(restCtx, l.metrics, p.obs.Mux(observe.MuxOptions{Ready: p.notReady, Config: p.inForce, Pprof: p.pprof}))
@@ -135,7 +149,7 @@ func (p *process) serve(ctx context.Context, cfg *config.Config, l *listeners, c
 	}
 	if l.health != nil {
 		rest.Go(func() error {
-			return extproc.RunHealth(restCtx, l.health, func() bool { return p.notReady() == nil }, func() bool { return p.notReady() == nil })
+			return extproc.RunHealth(restCtx, l.health, func() bool { return p.notReady() == nil }, func() bool { return p.cold() == nil }, p.election != nil)
 		})
 	}
 	p.openDoors(doorsCtx, doors, l, cfg, certificate)
@@ -189,6 +203,14 @@ func takeLeave(ctx context.Context, lameDuck time.Duration, drain, shut func()) 
 
 // notReady says why no request should be sent here, or nil.
 func (p *process) notReady() error {
+	if err := p.cold(); err != nil || p.election == nil {
+		return err
+	}
+	return p.election.Ready()
+}
+
+// cold says why no request could be served here, or nil.
+func (p *process) cold() error {
 	if p.gw.Draining() {
 		return errors.New("shutting down")
 	}

@@ -162,6 +162,7 @@ func epp(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	port := fs.Int("grpc-port", 9002, "port of the ext_proc door")
 	health := fs.Int("grpc-health-port", 9003, "port of the gRPC health service")
 	metrics := fs.Int("metrics-port", 9090, "port of /metrics and /debug")
+	fs.BoolVar(&c.elect, "ha-enable-leader-election", false, "one of the pickers of the pool leads, by a Lease; the others stand by, warm, and are not ready until they lead")
 	fs.BoolVar(&s.healthOnDoor, "health-checking", false, "serve health on the ext_proc port, too")
 	fs.BoolVar(&s.scores, "emit-endpoint-scores", false, "tell Envoy the total of each candidate, in dynamic metadata envoy.lb, x-gateway-destination-endpoint-scores")
 	fs.BoolVar(&s.allSubsets, "disable-endpoint-subset-filter", false, "ignore subset hints of the data plane")
@@ -206,6 +207,9 @@ func epp(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			return err
 		}
 		if cfg.Pools[0].Picker.DiscoveryFile != nil {
+			if c.elect {
+				return misused("--ha-enable-leader-election needs an API server, and the configuration has its endpoints from a file")
+			}
 			p, err := newProcess(cfg, s, stderr)
 			if err != nil {
 				return err

@@ -137,7 +137,7 @@ func (o *Observer) register(opt Options) {
 		return float64(o.access.dropped.Load())
 	})
 	o.registry.MustRegister(&o.table, &o.attempts, &o.queues, &o.caches, &pools{o: o}, o.predicted, o.prompts, o.tokenizers, o.schedule, o.request, o.answer, o.plugins, o.pollErrors,
-		o.extractErrors, o.droppedHeaders, o.ejections, o.rewrites, info, ends, dropped, o.kube.failed, o.kube.differs, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+		o.extractErrors, o.droppedHeaders, o.ejections, o.rewrites, info, ends, dropped, o.kube.failed, o.kube.differs, o.kube.leads, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 }
 
 // served reports whether some endpoint serves the model, or a rule names it.

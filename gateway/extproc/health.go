@@ -5,9 +5,12 @@ package extproc
 import (
 	"context"
 	"net"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/protobuf/proto"
 
@@ -16,8 +19,9 @@ import (
 
 // Two health services have a meaning of their own; all others are readiness.
 const (
-	liveness = "liveness" // of the process alone
-	warm     = "warm"     // whether it could serve, and is not leaving: as readiness, but also of one that waits for its turn
+	readiness = "readiness"
+	liveness  = "liveness" // of the process alone
+	warm      = "warm"     // whether it could serve, and is not leaving: as readiness, but also of one that waits for its turn
 )
 
 // watchEvery is how often a watcher's status is looked at.
@@ -29,9 +33,17 @@ const watchEvery = 250 * time.Millisecond
 type health struct {
 	grpc_health_v1.UnimplementedHealthServer
 	ready, warm func() bool
+	// elected is for one of several pickers of which one leads: other names are unknown then, as they are in llm-d.
+	elected bool
 }
 
+// names are the health services that are known by name.
+var names = []string{"", liveness, readiness, warm, Service}
+
 func (h *health) status(service string) *grpc_health_v1.HealthCheckResponse {
+	if h.elected && !slices.Contains(names, service) {
+		return &grpc_health_v1.HealthCheckResponse{Status: grpc_health_v1.HealthCheckResponse_SERVICE_UNKNOWN}
+	}
 	serving := true
 	switch service {
 	case liveness:
@@ -59,7 +71,7 @@ func (h *health) List(context.Context, *grpc_health_v1.HealthListRequest) (*grpc
 
 func (h *health) list() *grpc_health_v1.HealthListResponse {
 	r := &grpc_health_v1.HealthListResponse{Statuses: map[string]*grpc_health_v1.HealthCheckResponse{}}
-	for _, service := range []string{"", liveness, "readiness", warm, Service} {
+	for _, service := range names {
 		r.Statuses[service] = h.status(service)
 	}
 	return r
@@ -90,10 +102,11 @@ func (h *health) watch(r *grpc_health_v1.HealthCheckRequest, done <-chan struct{
 }
 
 // RunHealth serves grpc.health.v1 in plaintext until ctx ends. It should outlast the door, whose
-// draining it tells: pass its Ready. One that is ready is warm, too.
-func RunHealth(ctx context.Context, lis net.Listener, ready, warm func() bool) error {
+// draining it tells: pass its Ready. One that is ready is warm, too. elected tells that one of several pickers
+// leads: the others are not ready, and a name that is not known is answered so.
+func RunHealth(ctx context.Context, lis net.Listener, ready, warm func() bool, elected bool) error {
 	g := grpc.NewServer()
-	grpc_health_v1.RegisterHealthServer(g, &health{ready: ready, warm: warm})
+	grpc_health_v1.RegisterHealthServer(g, &health{ready: ready, warm: warm, elected: elected})
 	failed := make(chan error, 1)
 	go func() { failed <- g.Serve(lis) }()
 	select {
@@ -104,6 +117,29 @@ func RunHealth(ctx context.Context, lis net.Listener, ready, warm func() bool) e
 	g.Stop()
 	return <-failed
 }
+
+// Peer is the health service of another picker.
+type Peer struct{ conn *grpc.ClientConn }
+
+// DialPeer opens the health service at an address, host and port, in plaintext. The connection is made, and
+// made again, as it is needed.
+func DialPeer(address string) (*Peer, error) {
+	conn, err := grpc.NewClient("passthrough:///"+address, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithNoProxy(),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.5, MaxDelay: time.Second}, MinConnectTimeout: time.Second}))
+	if err != nil {
+		return nil, err
+	}
+	return &Peer{conn}, nil
+}
+
+// Ready reports whether the picker says that requests may be sent to it; an error says that it did not answer.
+func (p *Peer) Ready(ctx context.Context) (bool, error) {
+	r, err := grpc_health_v1.NewHealthClient(p.conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{Service: readiness})
+	return r.GetStatus() == grpc_health_v1.HealthCheckResponse_SERVING, err
+}
+
+// Close hangs up.
+func (p *Peer) Close() error { return p.conn.Close() }
 
 // healthCall is a call of the health service on the port of the door. It implements wire.Receiver.
 type healthCall struct {

@@ -39,7 +39,7 @@ func TestHealth(t *testing.T) {
 	lis := bufconn.Listen(1 << 16)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- RunHealth(ctx, lis, ready.Load, able.Load) }()
+	go func() { done <- RunHealth(ctx, lis, ready.Load, able.Load, false) }()
 	c := healthClient(t, lis)
 	for _, now := range []bool{false, true} {
 		ready.Store(now)
@@ -147,5 +147,55 @@ func TestHealthCallsOnTheDoor(t *testing.T) {
 	off := newRig(t, newFake(0), Options{})
 	if _, err := grpc_health_v1.NewHealthClient(off.conn).Check(t.Context(), &grpc_health_v1.HealthCheckRequest{}); status.Code(err) != codes.Unimplemented {
 		t.Errorf("got %v", err)
+	}
+}
+
+// TestElectedHealth is asked by name where one of several pickers leads.
+func TestElectedHealth(t *testing.T) {
+	var ready atomic.Bool
+	h := &health{ready: ready.Load, warm: ready.Load, elected: true}
+	for _, now := range []bool{false, true} {
+		ready.Store(now)
+		want := notServing
+		if now {
+			want = serving
+		}
+		for service, want := range map[string]grpc_health_v1.HealthCheckResponse_ServingStatus{
+			"": want, "readiness": want, Service: want, "liveness": serving, "inference-extension": grpc_health_v1.HealthCheckResponse_SERVICE_UNKNOWN,
+		} {
+			if r, err := h.Check(t.Context(), &grpc_health_v1.HealthCheckRequest{Service: service}); err != nil || r.Status != want {
+				t.Errorf("ready %v: %q is %v, %v, want %v", now, service, r, err, want)
+			}
+		}
+	}
+}
+
+// TestPeer asks the health service of another picker, which goes away.
+func TestPeer(t *testing.T) {
+	lis, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ready atomic.Bool
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- RunHealth(ctx, lis, ready.Load, ready.Load, true) }()
+	p, err := DialPeer(lis.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	for _, now := range []bool{false, true} {
+		ready.Store(now)
+		if got, err := p.Ready(t.Context()); err != nil || got != now {
+			t.Errorf("ready %v: got %v, %v", now, got, err)
+		}
+	}
+	cancel()
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if got, err := p.Ready(t.Context()); err == nil || got {
+		t.Errorf("gone: got %v, %v", got, err)
 	}
 }

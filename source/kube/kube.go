@@ -50,6 +50,8 @@ type Options struct {
 	// Objects takes all objects that count, sorted by kind, namespace and name, whenever some of them changed. It
 	// returns what became of them.
 	Objects func(ctx context.Context, list []*Object) []Verdict
+	// Speaks reports whether we write into the status of objects what became of them; nil for always.
+	Speaks  func() bool
 	Metrics Metrics
 	Log     *slog.Logger
 }
@@ -59,8 +61,8 @@ type Verdict struct {
 	*Object
 	// Pools are those for which it counts, by name; all are in its namespace.
 	Pools []string
-	// Lost are pools that it names and that do not exist.
-	Lost []string
+	// Superseded tells that it is of a group that is not read, since there is a newer one.
+	Superseded bool
 	// Errors are why it does not count at all, Warnings what else its author should know.
 	Errors, Warnings []string
 }
@@ -95,6 +97,7 @@ type Cluster struct {
 	clients *clients
 	pools   []*objects // by namespace, or one for all; none with a selector
 	others  []*objects
+	reports *reports
 
 	wake struct{ pods, objects chan struct{} }
 
@@ -103,6 +106,7 @@ type Cluster struct {
 	maps    map[fleet.ID]*configMap
 	dirty   map[string]bool // namespaces whose endpoints changed
 	told    bool            // the first configuration is in force
+	old     []Verdict       // of objects that are superseded
 }
 
 // watched is a namespace with pools.
@@ -133,6 +137,7 @@ func New(opt Options) (*Cluster, error) {
 	if c.clients, err = newClients(opt.Config); err != nil {
 		return nil, err
 	}
+	c.reports = newReports(newNotary(c.clients.dynamic, opt.Pool.Name), opt.Speaks, opt.Log)
 	if opt.Selector != nil {
 		return c, nil
 	}
@@ -197,6 +202,8 @@ func (c *Cluster) Run(ctx context.Context) error {
 	}
 	g.Go(func() error { c.tellPods(ctx, g); return nil })
 	g.Go(func() error { c.tellObjects(ctx, g); return nil })
+	g.Go(func() error { c.reports.run(ctx); return nil })
+	g.Go(func() error { c.seekSuperseded(ctx); return nil })
 	c.wakeObjects()
 	return g.Wait()
 }
@@ -316,7 +323,7 @@ func (c *Cluster) tellObjects(ctx context.Context, g *errgroup.Group) {
 			time.AfterFunc(min(left, optionalWait), c.wakeObjects)
 			continue
 		}
-		c.opt.Objects(ctx, list)
+		c.report(c.opt.Objects(ctx, list))
 		c.mu.Lock()
 		first := !c.told
 		c.told = true
