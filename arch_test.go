@@ -30,7 +30,7 @@ var rooms = map[string][]string{
 	"fleet":           {"clock"},
 	"source/dns":      {"fleet"}, // stands before the store: names become addresses
 	"source/file":     {"fleet"},
-	"source/kube":     {"fleet"}, // objects go to the root as documents: it knows nothing of configurations
+	"source/kube":     {"api/v1", "fleet"}, // objects go to the root as documents: it knows nothing of configurations
 	"source/kvevents": {"fleet"},
 	"source/scrape":   {"fleet", "plugin"}, // sources and extractors are plugins of a configuration
 	"kvcache":         {},
@@ -85,7 +85,7 @@ var owners = map[string][]string{
 // package; only they may be given another.
 var misnamed = map[string]bool{
 	"github.com/prometheus/client_model/go": true,
-	"k8s.io/api/core/v1":                    true, "k8s.io/apimachinery/pkg/apis/meta/v1": true, "k8s.io/apimachinery/pkg/api/errors": true,
+	"k8s.io/api/coordination/v1":            true, "k8s.io/api/core/v1": true, "k8s.io/apimachinery/pkg/apis/meta/v1": true, "k8s.io/apimachinery/pkg/api/errors": true,
 }
 
 // goFiles yields the module's Go files, those of other modules and of testdata left out.
