@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -153,7 +155,32 @@ func (p *picker) leave() {
 type electorate struct {
 	t *testing.T
 	*ballot
+
+	book    sync.Mutex
 	pickers map[string]*picker // by address
+}
+
+func (c *electorate) at(address string) *picker {
+	c.book.Lock()
+	defer c.book.Unlock()
+	return c.pickers[address]
+}
+
+// all are the pickers that ever stood.
+func (c *electorate) all() []*picker {
+	c.book.Lock()
+	defer c.book.Unlock()
+	return slices.Collect(maps.Values(c.pickers))
+}
+
+// held tells who holds the lease, and how often it went to another.
+func (b *ballot) held() (who string, transitions int32) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.lease == nil {
+		return "", 0
+	}
+	return holder(b.lease), deref(b.lease.Spec.LeaseTransitions)
 }
 
 func elect(t *testing.T) *electorate {
@@ -165,14 +192,17 @@ func (c *electorate) start(host, address string) *picker { return c.begin(host, 
 func (c *electorate) begin(host, address string, cold bool) *picker {
 	p := &picker{cold: cold, voter: &voter{ballot: c.ballot}, address: address, done: make(chan struct{})}
 	p.is("ready")
+	life := fmt.Sprint(len(c.all()), "-", time.Now().UnixNano())
+	c.book.Lock()
 	c.pickers[address] = p
+	c.book.Unlock()
 	p.Election = newElection(ElectionOptions{
-		Namespace: "ns", Name: LeaseName("ns", "pool"), Host: host, Life: fmt.Sprint(len(c.pickers), "-", time.Now().UnixNano()), Address: address, Log: slog.New(slog.DiscardHandler),
+		Namespace: "ns", Name: LeaseName("ns", "pool"), Host: host, Life: life, Address: address, Log: slog.New(slog.DiscardHandler),
 		Warm: func() bool { p.polls.Lock(); defer p.polls.Unlock(); return !p.cold },
 		Peer: func(address string) (Peer, error) { return &line{c: c, address: address}, nil },
 	}, p.voter)
 	p.dial = func(_ context.Context, address string) error {
-		if p := c.pickers[address]; p == nil || p.listens() == "" {
+		if p := c.at(address); p == nil || p.listens() == "" {
 			return syscall.ECONNREFUSED
 		}
 		return nil
@@ -193,7 +223,7 @@ type line struct {
 }
 
 func (l *line) Ready(ctx context.Context) (bool, error) {
-	p := l.c.pickers[l.address]
+	p := l.c.at(l.address)
 	switch p.listens() {
 	case "ready":
 		return p.Leads(), nil
@@ -211,7 +241,7 @@ func (l *line) Close() error { return nil }
 // leader is the only one who leads, nil for nobody.
 func (c *electorate) leader() *picker {
 	var found *picker
-	for _, p := range c.pickers {
+	for _, p := range c.all() {
 		if !p.Leads() {
 			continue
 		}
@@ -256,7 +286,7 @@ func two(t *testing.T) (c *electorate, leader, standby *picker) {
 }
 
 func end(c *electorate) {
-	for _, p := range c.pickers {
+	for _, p := range c.all() {
 		p.stop()
 		<-p.done
 	}
@@ -298,7 +328,7 @@ func TestElection(t *testing.T) {
 			time.Sleep(time.Minute)
 			c.fail(nil)
 			time.Sleep(3 * time.Second)
-			if got := holder(c.lease); got != standby.identity() || c.leader() != standby {
+			if got, _ := c.held(); got != standby.identity() || c.leader() != standby {
 				t.Errorf("%s holds the lease", got)
 			}
 			end(c)
@@ -316,7 +346,7 @@ func TestElection(t *testing.T) {
 					}
 				}
 			}
-			if n := deref(c.lease.Spec.LeaseTransitions); n != 0 {
+			if _, n := c.held(); n != 0 {
 				t.Errorf("%d transitions", n)
 			}
 			end(c)
@@ -330,7 +360,7 @@ func TestElection(t *testing.T) {
 					t.Fatal("another leads")
 				}
 			}
-			if n := deref(c.lease.Spec.LeaseTransitions); n != 0 {
+			if _, n := c.held(); n != 0 {
 				t.Errorf("%d transitions", n)
 			}
 			c.slower(0)
@@ -380,7 +410,7 @@ func TestElection(t *testing.T) {
 				t.Error("nobody leads")
 			}
 			time.Sleep(time.Minute)
-			if n := deref(c.lease.Spec.LeaseTransitions); c.leader() == nil || n != 1 {
+			if _, n := c.held(); c.leader() == nil || n != 1 {
 				t.Errorf("%d transitions", n)
 			}
 			end(c)
@@ -400,7 +430,7 @@ func TestElection(t *testing.T) {
 			for range 20 {
 				go leader.leave()
 				within(t, "a stop", until(standby), 0, 250*time.Millisecond)
-				leader, standby = standby, c.start("again", fmt.Sprint("10.0.2.", len(c.pickers), ":9003"))
+				leader, standby = standby, c.start("again", fmt.Sprint("10.0.2.", len(c.all()), ":9003"))
 				time.Sleep(10 * time.Second)
 			}
 			end(c)
@@ -427,8 +457,8 @@ func TestElection(t *testing.T) {
 			c.lease = nil
 			c.mu.Unlock()
 			time.Sleep(5 * time.Second)
-			if holder(c.lease) == "" || c.leader() == nil {
-				t.Errorf("%q holds the lease, %s led", holder(c.lease), leader.identity())
+			if who, _ := c.held(); who == "" || c.leader() == nil {
+				t.Errorf("%q holds the lease, %s led", who, leader.identity())
 			}
 			end(c)
 		}},
@@ -451,8 +481,11 @@ func TestElection(t *testing.T) {
 			c.requests = 0
 			c.mu.Unlock()
 			time.Sleep(time.Minute)
-			if c.requests > 62 {
-				t.Errorf("%d requests in a minute of two pickers", c.requests)
+			c.mu.Lock()
+			n := c.requests
+			c.mu.Unlock()
+			if n > 62 {
+				t.Errorf("%d requests in a minute of two pickers", n)
 			}
 			end(c)
 		}},

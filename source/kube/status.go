@@ -294,6 +294,7 @@ func (r *reports) say(ctx context.Context, p report) {
 	case !p.turn && (!stale || now.Sub(s.agreed) < reportOthers):
 		return
 	case r.held(p.Resource, now):
+		r.tell(ctx, p, s)
 		return
 	}
 	if s.object != nil && same(said, s.condition) {
@@ -310,7 +311,9 @@ func (r *reports) say(ctx context.Context, p report) {
 	s.next = now.Add(min(reportTick<<min(s.times, 20), reportPatience))
 	s.times++
 	if err != nil {
-		r.failed(ctx, p, err)
+		if r.failed(ctx, p, err); r.held(p.Resource, now) {
+			r.tell(ctx, p, s)
+		}
 		return
 	}
 	s.condition, s.object = p.condition, p.Object

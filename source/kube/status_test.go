@@ -4,6 +4,7 @@ package kube
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -84,6 +85,7 @@ type noticeboard struct {
 	writes  []string
 	events  []string
 	fail    error
+	denied  error // to write status
 	deaf    bool // what is written is dropped
 	readers []*reports
 }
@@ -91,8 +93,8 @@ type noticeboard struct {
 func (n *noticeboard) apply(_ context.Context, o *Object, c metav1.Condition) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.fail != nil {
-		return n.fail
+	if err := cmp.Or(n.fail, n.denied); err != nil {
+		return err
 	}
 	n.writes = append(n.writes, fmt.Sprintf("%s %s at %s", c.Status, c.Reason, c.LastTransitionTime.UTC().Format("15:04:05")))
 	if !n.deaf {
@@ -249,6 +251,17 @@ func TestReports(t *testing.T) {
 			if len(n.writes) > 20 {
 				t.Errorf("%d writes in an hour", len(n.writes))
 			}
+		}},
+		{"without a status there are events", func(t *testing.T, n *noticeboard) {
+			n.denied = apierrors.NewForbidden(objectives.GroupResource(), "o", errors.New("no"))
+			r := reporter(t, n, nil)
+			for range 100 {
+				n.post(r, "a", lost, a)
+				time.Sleep(time.Second)
+			}
+			n.want(t, "", "PoolNotFound true")
+			n.post(r, "a", Verdict{Object: objective("a"), Pools: []string{"a"}}, a)
+			n.want(t, "", "Accepted false")
 		}},
 		{"an API server that is away", func(t *testing.T, n *noticeboard) {
 			n.fail = errors.New("connection refused")
