@@ -331,13 +331,16 @@ func (r *reports) tell(ctx context.Context, p report, s *spoken) {
 	if r.held(events, time.Now()) {
 		return
 	}
-	s.event = text
-	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
+	asked, cancel := context.WithTimeout(ctx, reportTimeout)
 	defer cancel()
-	if err := r.to.event(ctx, p.Object, warning, p.condition.Reason, p.condition.Message); err != nil {
+	err := r.to.event(asked, p.Object, warning, p.condition.Reason, p.condition.Message)
+	if err != nil {
 		e := *p.Object
 		e.Resource = events
 		r.failed(ctx, report{Object: &e}, err)
+	}
+	if !apierrors.IsForbidden(err) {
+		s.event = text // one that was lost is not tried again
 	}
 }
 

@@ -86,7 +86,7 @@ type noticeboard struct {
 	events  []string
 	fail    error
 	denied  error // to write status
-	deaf    bool // what is written is dropped
+	deaf    bool  // what is written is dropped
 	readers []*reports
 }
 
@@ -285,7 +285,7 @@ func TestReports(t *testing.T) {
 func TestReportsDenied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var text bytes.Buffer
-		n := &noticeboard{fail: apierrors.NewForbidden(objectives.GroupResource(), "o", errors.New("no"))}
+		n := &noticeboard{denied: apierrors.NewForbidden(objectives.GroupResource(), "o", errors.New("no"))}
 		r := reporter(t, n, nil)
 		r.log = slog.New(slog.NewTextHandler(&text, nil))
 		v := Verdict{Object: objective("x")}
@@ -300,7 +300,7 @@ func TestReportsDenied(t *testing.T) {
 			t.Errorf("it said: %s", text.String())
 		}
 		n.mu.Lock()
-		n.fail = nil
+		n.denied = nil
 		n.mu.Unlock()
 		time.Sleep(reportDenied)
 		n.want(t, "False PoolNotFound at 00:20:00", "PoolNotFound true")
