@@ -148,7 +148,7 @@ func (c *cluster) take(_ context.Context, list []*kube.Object) []kube.Verdict {
 		v := kube.Verdict{Object: o}
 		for _, p := range c.problems {
 			switch {
-			case p.File != o.String():
+			case p.File != o.String() || strings.HasSuffix(p.Text, config.NotAmong): // there may be other pickers for it
 			case p.Severity == config.Error:
 				v.Errors = append(v.Errors, said(p))
 			case p.Severity > config.Note:

@@ -105,7 +105,7 @@ func (l *loader) objective(o Objective) {
 	}
 	if len(lost) > 0 {
 		l.report(Problem{Severity: Warning, File: o.File, Line: o.Line, Path: "spec",
-			Text: fmt.Sprintf("objective %s names %s, which is not among the pools here", o.Name, strings.Join(lost, ", "))})
+			Text: fmt.Sprintf("objective %s names %s, "+NotAmong, o.Name, strings.Join(lost, ", "))})
 	}
 }
 
@@ -143,7 +143,7 @@ func (l *loader) rewrite(w *Rewrite) {
 	}
 	if len(lost) > 0 {
 		l.report(Problem{Severity: Warning, File: w.File, Line: w.Line, Path: "spec",
-			Text: fmt.Sprintf("rewrite %s names %s, which is not among the pools here", w.Name, strings.Join(lost, ", "))})
+			Text: fmt.Sprintf("rewrite %s names %s, "+NotAmong, w.Name, strings.Join(lost, ", "))})
 	}
 }
 

@@ -33,6 +33,9 @@ type Problem struct {
 	Text string
 }
 
+// NotAmong ends the text of a problem of an object that names a pool that is not served here.
+const NotAmong = "which is not among the pools here"
+
 // String renders the problem as file:line: path: text.
 func (p Problem) String() string { return p.render("") }
 

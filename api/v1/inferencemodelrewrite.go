@@ -9,7 +9,7 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:path=inferencemodelrewrites,singular=inferencemodelrewrite,shortName=infrewrite,scope=Namespaced
 // +kubebuilder:subresource:status
-// +kubebuilder:printcolumn:name="Pool",type=string,JSONPath=".spec.poolRef.name"
+// +kubebuilder:printcolumn:name="Pools",type=string,JSONPath=".spec['poolRef','poolRefs']..name"
 // +kubebuilder:printcolumn:name="Accepted",type=string,JSONPath=".status.conditions[?(@.type==\"Accepted\")].status"
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=".status.conditions[?(@.type==\"Accepted\")].reason",priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=".metadata.creationTimestamp"

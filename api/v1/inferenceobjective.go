@@ -10,7 +10,7 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:resource:path=inferenceobjectives,singular=inferenceobjective,shortName=infobj,scope=Namespaced
 // +kubebuilder:subresource:status
 // +kubebuilder:storageversion
-// +kubebuilder:printcolumn:name="Pools",type=string,JSONPath=".spec.poolRefs[*].name"
+// +kubebuilder:printcolumn:name="Pools",type=string,JSONPath=".spec['poolRef','poolRefs']..name"
 // +kubebuilder:printcolumn:name="Priority",type=integer,JSONPath=".spec.priority"
 // +kubebuilder:printcolumn:name="Accepted",type=string,JSONPath=".status.conditions[?(@.type==\"Accepted\")].status"
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=".status.conditions[?(@.type==\"Accepted\")].reason",priority=1

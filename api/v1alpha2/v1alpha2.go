@@ -32,7 +32,7 @@ func AddToScheme(s *runtime.Scheme) error {
 // +kubebuilder:resource:path=inferenceobjectives,singular=inferenceobjective,shortName=infobj,scope=Namespaced
 // +kubebuilder:subresource:status
 // +kubebuilder:deprecatedversion:warning="llm-d.ai/v1alpha2 InferenceObjective is deprecated: write llm-d.ai/v1, with poolRefs in place of poolRef"
-// +kubebuilder:printcolumn:name="Pool",type=string,JSONPath=".spec.poolRef.name"
+// +kubebuilder:printcolumn:name="Pools",type=string,JSONPath=".spec['poolRef','poolRefs']..name"
 // +kubebuilder:printcolumn:name="Priority",type=integer,JSONPath=".spec.priority"
 // +kubebuilder:printcolumn:name="Accepted",type=string,JSONPath=".status.conditions[?(@.type==\"Accepted\")].status"
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=".status.conditions[?(@.type==\"Accepted\")].reason",priority=1
@@ -70,7 +70,7 @@ type InferenceObjectiveList struct {
 // +kubebuilder:resource:path=inferencemodelrewrites,singular=inferencemodelrewrite,shortName=infrewrite,scope=Namespaced
 // +kubebuilder:subresource:status
 // +kubebuilder:storageversion
-// +kubebuilder:printcolumn:name="Pool",type=string,JSONPath=".spec.poolRef.name"
+// +kubebuilder:printcolumn:name="Pools",type=string,JSONPath=".spec['poolRef','poolRefs']..name"
 // +kubebuilder:printcolumn:name="Accepted",type=string,JSONPath=".status.conditions[?(@.type==\"Accepted\")].status"
 // +kubebuilder:printcolumn:name="Reason",type=string,JSONPath=".status.conditions[?(@.type==\"Accepted\")].reason",priority=1
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=".metadata.creationTimestamp"
