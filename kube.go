@@ -167,8 +167,12 @@ func (c *cluster) take(_ context.Context, list []*kube.Object) []kube.Verdict {
 
 // said is a problem without the name of its object.
 func said(p config.Problem) string {
-	p.File = ""
-	return strings.TrimPrefix(p.String(), ": ")
+	line := ""
+	if p.Line > 0 {
+		line = fmt.Sprintf("line %d: ", p.Line)
+	}
+	p.File, p.Line = "", 0
+	return line + p.String()
 }
 
 // counts reports whether an object has a say in a pool.

@@ -357,7 +357,7 @@ func (e *Election) failed(ctx context.Context, verb string, err error) {
 	defer e.mu.Unlock()
 	e.since = time.Time{}
 	if e.trouble == "" {
-		e.opt.Log.Warn(trouble, slog.Bool("leads", e.leads || e.alone), slog.Any("error", err))
+		e.opt.Log.Warn(trouble, slog.Bool("leads", e.leads || e.alone))
 	}
 	e.trouble = trouble
 }
