@@ -17,10 +17,16 @@ func (t *Ticket) Place(e *fleet.Endpoint, now time.Time, prefill, output int64) 
 	c, w := t.c, t.w
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if w.kept != e.Load && w.load == nil && !c.opt.Detector.Room(c.view(e, now), c.weight(prefill, w.ask.Tokens)) {
+	if w.kept != e.Load && w.load == nil && !c.light(w, prefill) && !c.opt.Detector.Room(c.view(e, now), c.weight(prefill, w.ask.Tokens)) {
 		return fleet.Hold{}, false
 	}
 	return c.place(w, e, now, prefill, output), true
+}
+
+// light reports whether a request is light where it has so much work, as the detector weighs it. It may go there whatever is
+// there: whether it goes at all the gate has said, and elsewhere all would have to be worked off that is held there.
+func (c *Controller) light(w *waiter, prefill int64) bool {
+	return c.weigher != nil && w.ask.Tokens > 0 && c.weigher.Weight(prefill, w.ask.Tokens) == 0
 }
 
 // Force takes a place whether or not there is room: nothing that has any can serve the request.

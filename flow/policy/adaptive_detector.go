@@ -15,7 +15,8 @@ import (
 //
 // An endpoint has room for a request while the prompt tokens in flight that are not cached, its own included, take no
 // longer than targetTTFT at the speed at which the endpoint was seen to work prompts off; there is always room for the
-// first. A request of which at least three quarters are cached passes without that. The number of requests
+// first. A request of which at least three quarters are cached passes without that, and one that was let go may go where it
+// is held so, full or not: elsewhere it would be work. The number of requests
 // is bounded by the time for an output token, without that of prompts, which fewer requests would not make less: a bound
 // that is reached grows while that time is below targetTPOT, by at most a quarter every five seconds, and falls with the
 // ratio of the two when it is above. It does not grow while answers begin later than targetTTFT. Where nothing is known of an endpoint, because it

@@ -109,3 +109,34 @@ func programsAttainWhatWasServed(t *testing.T) {
 	}
 	g.end(-1, -1, -1)
 }
+
+// TestAdaptivePlacesWhereItIsHeld: one that was let go because another endpoint has room may go to a full one that holds three
+// quarters of it, and not to one where it would be work.
+func TestAdaptivePlacesWhereItIsHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		id, s := fleet.ID{Name: "p"}, fleet.NewStore()
+		s.SetPools([]fleet.PoolSpec{{ID: id}})
+		s.SetEndpoints("test", []fleet.EndpointSpec{{ID: fleet.ID{Name: "a"}, Address: "10.0.0.1:80"}, {ID: fleet.ID{Name: "b"}, Address: "10.0.0.2:80"}})
+		list := s.Load().Pools[0].Endpoints
+		band := flow.BandSpec{Ordering: Orderings["fcfs-ordering-policy"](), Fairness: Fairness["global-strict-fairness-policy"]().New}
+		gate := flow.New(flow.Options{Default: band, Negative: band, Pool: id, Store: s, Stale: time.Second,
+			Detector: detector(func(d *AdaptiveDetector) { d.StartRequests = 4 })})
+		for range 4 {
+			list[0].Load.Take(time.Now(), 10, 0)
+		}
+		for _, c := range []struct {
+			prefill int64
+			want    bool
+		}{{251, false}, {250, true}} {
+			ticket, reason := gate.Enter(t.Context(), &flow.Ask{Tokens: 1000, Uncached: 250, Output: 1, Candidates: list, Version: 1 << 40})
+			if reason != "" || ticket.Kept() != list[1].Load {
+				t.Fatalf("refused (%q), or kept at the full one", reason)
+			}
+			if _, ok := ticket.Place(list[0], time.Now(), c.prefill, 0); ok != c.want {
+				t.Errorf("%d of 1000 tokens to work off: placed %t, want %t", c.prefill, ok, c.want)
+			}
+			ticket.End(0, 0)
+		}
+		gate.Close()
+	})
+}
