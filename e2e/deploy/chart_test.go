@@ -50,7 +50,7 @@ func must(t testing.TB, stdin string, argv ...string) string {
 	return out
 }
 
-// helm is a command line. The chart's envoy.yaml is a link, which helm tells each time.
+// helm is a command line. That the chart's envoy.yaml is a link it tells each time.
 func helm(t testing.TB, arguments ...string) []string {
 	return append([]string{filepath.Join(rig.Tool(t, "install-helm.sh"), "helm")}, arguments...)
 }

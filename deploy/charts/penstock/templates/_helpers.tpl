@@ -7,9 +7,9 @@ What follows from the values. Decisions are made here, and templates look here a
   name      the picker's; pool, proxy, account and secret are other names
   replicas  of pickers
   priority  Envoy goes to them in their order
-  elect     they elect a leader; told: it has the Service lead to itself
+  elect     they elect a leader; lone: it alone is ready, in Kubernetes' eyes, too
   http      the port that the proxy listens on
-  auth      readers of metrics show a token
+  auth      Prometheus shows a token
   secure    ext_proc speaks TLS
 */}}
 {{- define "penstock.facts" -}}
@@ -20,7 +20,7 @@ What follows from the values. Decisions are made here, and templates look here a
 {{- $priority := and (eq $mode "service") $r.proxy.priorityRouting.enabled -}}
 {{- $replicas := $priority | ternary (add $r.proxy.priorityRouting.primaryReplicas $r.proxy.priorityRouting.standbyReplicas) $r.epp.replicas | int -}}
 {{- $said := get $flags "ha-enable-leader-election" | toString -}}
-{{- $elect := and (not $priority) (not $r.epp.autoscaling.enabled) (or (eq $said "true") (and (gt $replicas 1) (ne $said "false"))) -}}
+{{- $elect := and (not $priority) (ne $mode "alone") (not $r.epp.autoscaling.enabled) (or (eq $said "true") (and (gt $replicas 1) (ne $said "false"))) -}}
 {{- $short := trunc 40 .Release.Name | trimSuffix "-" -}}
 {{- $name := printf "%s-epp" $short -}}
 {{- $http := 8081 -}}
@@ -35,7 +35,7 @@ host: {{ printf "%s.%s.svc.%s" $name .Release.Namespace $r.clusterDomain }}
 replicas: {{ $replicas }}
 priority: {{ $priority }}
 elect: {{ $elect }}
-told: {{ and $elect (ne $mode "service") }}
+lone: {{ and $elect (ne $mode "service") }}
 http: {{ $http | int }}
 auth: {{ $r.monitoring.prometheus.auth.enabled }}
 secure: {{ ne "false" (get $flags "secure-serving" | toString) }}
@@ -72,7 +72,7 @@ labels: {{- include "penstock.labels" (list $ (last .)) | nindent 2 }}
 {{- $r := .Values.router -}}
 {{- $file := printf "/config/%s" $r.epp.pluginsConfigFile -}}
 {{- $drain := printf "%ds" (sub $r.epp.terminationGracePeriodSeconds 10) -}}
-{{- $flags := dict "metrics-endpoint-auth" $is.auth "tracing" $r.tracing.enabled "drain-timeout" $drain -}}
+{{- $flags := dict "drain-timeout" $drain -}}
 {{- if eq $is.mode "alone" -}}
 {{-   $flags = merge $flags (dict "kube" true "filename" $file "http" (printf ":%v" $is.http) "extproc" "off" "metrics" ":9090" "health" (printf ":%v" $r.epp.grpcHealthPort)) -}}
 {{- else -}}
@@ -91,7 +91,6 @@ labels: {{- include "penstock.labels" (list $ (last .)) | nindent 2 }}
 {{-   $flags = merge $flags (dict "endpoint-selector" (join "," $labels) "endpoint-target-ports" (join "," $ports)) -}}
 {{- end -}}
 {{- if $is.elect -}}{{- $flags = set $flags "ha-enable-leader-election" true -}}{{- end -}}
-{{- if $is.told -}}{{- $flags = set $flags "ha-leader-service" $is.name -}}{{- end -}}
 {{- range $k, $v := merge (deepCopy ($r.epp.flags | default dict)) $flags }}
 - {{ printf "--%s=%v" $k $v | quote }}
 {{- end -}}
