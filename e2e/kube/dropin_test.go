@@ -80,11 +80,11 @@ func (c *Cluster) enginesFail(t *testing.T) {
 	l := Traffic(t, s.http, clients, 8, nil)
 	s.serves(l, a, far)
 
+	killed := time.Now()
 	s.Crash(t, s.ns, "a")
-	s.serves(l, far)
+	l.More(t, 2*clients)
 	s.serves(l, a, far) // started again, in the same pod
-	killed := l.Outcomes()
-	t.Log("an engine was killed:", killed)
+	t.Log("an engine was killed:", l.Outcomes().Since(killed.Add(-time.Second)))
 
 	s.Lose("node-2", 20*time.Second)
 	lost := time.Now()
