@@ -139,7 +139,7 @@ type site struct {
 	admin   string   // of Envoy's own pages
 }
 
-// site starts engines with these names, pickers and Envoy, and waits until they serve.
+// site starts engines with these names and pickers, and waits until they serve; in front of one picker it starts Envoy.
 func (c *Cluster) site(t *testing.T, pickers []string, flags []string, engines ...string) *site {
 	t.Helper()
 	s := &site{Cluster: c, t: t, ns: c.Namespace(t), pickers: pickers}
@@ -156,6 +156,8 @@ func (c *Cluster) site(t *testing.T, pickers []string, flags []string, engines .
 	}
 	if len(pickers) == 1 {
 		s.envoy(c.Addr(t, s.ns, pickers[0]) + ":9002")
+	}
+	if len(pickers) == 1 && len(engines) > 0 {
 		s.answers()
 	}
 	return s
