@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -347,10 +348,14 @@ func fieldFlags(fs *pflag.FlagSet) func(*slog.Logger) {
 		"zap-log-level":                       "write -v",
 		"zap-stacktrace-level":                "logs have no stack traces",
 		"zap-time-encoding":                   "times are as RFC 3339 has them",
+		"tracing":                             "there are no traces yet",
+		"metrics-endpoint-auth":               "whoever reaches the metrics port may read it: keep it to those who should by a NetworkPolicy",
+		"metrics-cert-dir":                    "the metrics port speaks plain HTTP",
+		"metrics-client-ca-file":              "the metrics port speaks plain HTTP",
 	}
 	for _, name := range slices.Sorted(maps.Keys(without)) {
 		fs.String(name, "", "accepted, has no effect: "+without[name])
-		if strings.HasPrefix(name, "enable-") || name == "zap-devel" {
+		if slices.Contains([]string{"enable-cert-reload", "enable-grpc-stream-metrics", "metrics-endpoint-auth", "tracing", "zap-devel"}, name) {
 			fs.Lookup(name).NoOptDefVal = "true"
 		}
 	}
@@ -365,6 +370,32 @@ func fieldFlags(fs *pflag.FlagSet) func(*slog.Logger) {
 			}
 		}
 	}
+}
+
+// tlsFlags adds what the certificate of the ext_proc door goes with.
+func (s *settings) tlsFlags(fs *pflag.FlagSet) {
+	fs.StringVar(&s.minTLS, "tls-min-version", "", "lowest version of TLS at the ext_proc door: VersionTLS12 (the default) or VersionTLS13")
+	fs.StringSliceVar(&s.ciphers, "tls-cipher-suites", nil, "cipher suites of TLS 1.2 at the ext_proc door, by Go's names (default Go's)")
+}
+
+// versionsTLS are the versions that the ext_proc door may speak.
+var versionsTLS = map[string]uint16{"": tls.VersionTLS12, "VersionTLS12": tls.VersionTLS12, "VersionTLS13": tls.VersionTLS13}
+
+// restrict has a certificate's listener speak only what flags allow.
+func (s *settings) restrict(c *tls.Config) error {
+	version, ok := versionsTLS[s.minTLS]
+	if !ok {
+		return misused("--tls-min-version %q: want VersionTLS12 or VersionTLS13", s.minTLS)
+	}
+	c.MinVersion = version
+	for _, name := range s.ciphers {
+		i := slices.IndexFunc(tls.CipherSuites(), func(s *tls.CipherSuite) bool { return s.Name == name })
+		if i < 0 {
+			return misused("--tls-cipher-suites: no cipher suite %q is safe: want such as TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", name)
+		}
+		c.CipherSuites = append(c.CipherSuites, tls.CipherSuites()[i].ID)
+	}
+	return nil
 }
 
 // removed is a flag that llm-d does not have any more.

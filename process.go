@@ -37,6 +37,8 @@ type settings struct {
 	http, extproc, health, metrics string // addresses; empty for off
 	secure                         bool   // TLS at the ext_proc door
 	certPath                       string
+	minTLS                         string        // lowest version; empty for TLS 1.2
+	ciphers                        []string      // of TLS 1.2; none for Go's
 	healthOnDoor                   bool          // the health service also on the ext_proc port
 	lameDuck, drain                time.Duration // told to end: requests still come in; open ones may finish
 	interval, stale                time.Duration // of scrapes; of signals
@@ -102,6 +104,9 @@ func (p *process) run(ctx context.Context, cfg *config.Config) error {
 	var err error
 	if p.secure && p.extproc != "" {
 		if certificate, err = extproc.Certificate(p.certPath, p.log); err != nil {
+			return err
+		}
+		if err := p.restrict(certificate); err != nil {
 			return err
 		}
 	}

@@ -5,6 +5,7 @@ package penstock
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -167,6 +168,7 @@ func epp(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	fs.BoolVar(&s.scores, "emit-endpoint-scores", false, "tell Envoy the total of each candidate, in dynamic metadata envoy.lb, x-gateway-destination-endpoint-scores")
 	fs.BoolVar(&s.allSubsets, "disable-endpoint-subset-filter", false, "ignore subset hints of the data plane")
 	s.common(fs)
+	s.tlsFlags(fs)
 	unused := fieldFlags(fs)
 	if err := parse(fs, args); err != nil {
 		return err
@@ -186,7 +188,7 @@ func epp(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err := errors.Join(c.check(), c.picks()); err != nil {
 		return err
 	}
-	if err := s.check(); err != nil {
+	if err := errors.Join(s.check(), s.restrict(&tls.Config{})); err != nil {
 		return err
 	}
 	s.extproc, s.health, s.metrics = ":"+strconv.Itoa(*port), ":"+strconv.Itoa(*health), ":"+strconv.Itoa(*metrics)

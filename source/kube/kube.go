@@ -9,6 +9,7 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -54,6 +55,8 @@ type Options struct {
 	Speaks  func() bool
 	Metrics Metrics
 	Log     *slog.Logger
+
+	compareEvery, compareAgain time.Duration
 }
 
 // Verdict is what a configuration made of an object.
@@ -125,6 +128,7 @@ func New(opt Options) (*Cluster, error) {
 	if opt.Log == nil {
 		opt.Log = slog.Default()
 	}
+	opt.compareEvery, opt.compareAgain = cmp.Or(opt.compareEvery, compareEvery), cmp.Or(opt.compareAgain, compareAgain)
 	if opt.Group == "" {
 		opt.Group = poolGroup
 	}
@@ -221,6 +225,7 @@ func (c *Cluster) watch(ctx context.Context, g *errgroup.Group, namespaces []str
 		ctx, stop := context.WithCancel(ctx)
 		c.watched[namespace] = &watched{pods: p, feed: f, stop: stop}
 		g.Go(func() error { return f.run(ctx) })
+		g.Go(func() error { p.compare(ctx, c, f); return nil })
 	}
 	for namespace, w := range c.watched {
 		if !slices.Contains(namespaces, namespace) {
@@ -283,11 +288,10 @@ func (c *Cluster) poolsByNamespace() (pools map[string][]pool, known bool) {
 	pools, known = map[string][]pool{}, true
 	for _, s := range c.pools {
 		if settled, _ := s.state(); !settled {
-			known = c.single() == false && known // of several namespaces those that are known count
 			if c.single() {
 				return nil, false
 			}
-			continue
+			continue // of several namespaces those that are known count
 		}
 		for _, o := range s.list() {
 			if c.single() && o.Name != c.opt.Pool.Name {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/penstock-project/penstock/fleet"
 )
@@ -230,4 +231,19 @@ func TestConfigText(t *testing.T) {
 			t.Errorf("of %q with key %q: got %q, %v; want %q", c.keys, c.key, got, ok, c.want)
 		}
 	}
+}
+
+// A pod that no event told of is found by comparing, counted, and served.
+func TestDifference(t *testing.T) {
+	s := newServer(t)
+	s.put(aPool, "a", "p", "x")
+	s.put(aPod, "a", "e0", "u0", "x", "10.1.0.1", "True")
+	o := single
+	o.compareEvery, o.compareAgain = time.Millisecond, time.Millisecond
+	w := follow(t, s, o)
+	w.until("the endpoint", w.endpoints("a", "e0-rank-0=10.1.0.1:8000"))
+	s.with(func() { s.mute = true })
+	s.put(aPod, "a", "e1", "u1", "x", "10.1.0.2", "True")
+	w.until("the other one", w.endpoints("a", "e0-rank-0=10.1.0.1:8000", "e1-rank-0=10.1.0.2:8000"))
+	w.until("that nothing differs", func() bool { return w.most == 1 && w.differs == 0 })
 }

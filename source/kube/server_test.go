@@ -28,6 +28,7 @@ type server struct {
 	objects   map[string]map[string]any // by group and version, plural, namespace and name
 	versions  int
 	forbidden map[string]bool // "verb plural"
+	mute      bool            // changes make no events
 	asked     map[string]int  // by "verb plural"
 	changed   chan struct{}
 	left      chan struct{} // closed when streams are to end
@@ -126,6 +127,10 @@ func (s *server) change(o map[string]any, gone bool) {
 		if gone {
 			kind = "DELETED"
 			delete(s.objects, key)
+		}
+		if s.mute {
+			s.versions--
+			return
 		}
 		s.log = append(s.log, event{s.versions, kind, path, o})
 	})
@@ -259,19 +264,20 @@ const (
 
 // told is what a cluster said, by source; objects are the names of the last list.
 type told struct {
-	t       *testing.T
-	c       *Cluster
-	mu      sync.Mutex
-	sources map[string][]string
-	objects []*Object
-	failed  map[string]int
-	changed chan struct{}
+	t             *testing.T
+	c             *Cluster
+	mu            sync.Mutex
+	sources       map[string][]string
+	objects       []*Object
+	failed        map[string]int
+	differs, most int
+	changed       chan struct{}
 }
 
 func (w *told) Failed(resource, verb, reason string) {
 	w.note(func() { w.failed[resource+" "+verb+" "+reason]++ })
 }
-func (w *told) Differs(string, string, int) {}
+func (w *told) Differs(_, _ string, n int) { w.note(func() { w.differs, w.most = n, max(w.most, n) }) }
 
 func (w *told) note(f func()) {
 	w.mu.Lock()

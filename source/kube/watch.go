@@ -43,8 +43,9 @@ type feed struct {
 	store     cache.ReflectorStore
 
 	mu      sync.Mutex
-	synced  bool              // listed once
-	trouble map[string]string // by verb, what is wrong now
+	synced  bool               // listed once
+	trouble map[string]string  // by verb, what is wrong now
+	again   context.CancelFunc // ends the watch, so that a list is next
 }
 
 // where names the place of a feed in a sentence.
@@ -147,7 +148,12 @@ func (f *feed) run(ctx context.Context) error {
 	})
 	for pause := firstRetry; ; {
 		started := time.Now()
-		err := reflector.ListAndWatchWithContext(ctx)
+		round, end := context.WithCancel(ctx)
+		f.mu.Lock()
+		f.again = end
+		f.mu.Unlock()
+		err := reflector.ListAndWatchWithContext(round)
+		end()
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -168,6 +174,15 @@ func (f *feed) run(ctx context.Context) error {
 		case <-t.C:
 		}
 		pause = min(2*pause, lastRetry)
+	}
+}
+
+// anew lists anew.
+func (f *feed) anew() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.again != nil {
+		f.again()
 	}
 }
 
