@@ -21,6 +21,7 @@ const (
 // compare keeps comparing the pods that a namespace's feed knows with a list, and has it list anew when they differ for
 // longer than an event takes. It should never find anything.
 func (p *pods) compare(ctx context.Context, c *Cluster, f *feed) {
+	c.opt.Metrics.Differs("pods", p.namespace, 0)
 	for ctx.Err() == nil {
 		sleep(ctx, c.opt.compareEvery)
 		before := p.difference(ctx, c)

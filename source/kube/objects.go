@@ -182,14 +182,17 @@ func (s *objects) follow(ctx context.Context, r schema.GroupVersionResource) {
 	s.feed, s.using, s.absent, s.trouble = f, r, false, ""
 	s.mu.Unlock()
 	if len(s.versions) > 1 {
-		go func() {
+		var seeking sync.WaitGroup
+		defer seeking.Wait()
+		defer stop()
+		seeking.Go(func() {
 			for ctx.Err() == nil {
 				sleep(ctx, otherPoll)
 				if best, found, err := s.best(ctx); err == nil && found && best != r {
 					stop()
 				}
 			}
-		}()
+		})
 	}
 	_ = f.run(ctx) // whether the kind is gone is asked next
 }
