@@ -24,6 +24,9 @@ func (p *pods) compare(ctx context.Context, c *Cluster, f *feed) {
 	c.opt.Metrics.Differs("pods", p.namespace, 0)
 	for ctx.Err() == nil {
 		sleep(ctx, c.opt.compareEvery)
+		if synced, _ := f.state(); !synced {
+			continue
+		}
 		before := p.difference(ctx, c)
 		n := 0
 		if len(before) > 0 {
