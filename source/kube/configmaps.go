@@ -69,7 +69,9 @@ func (c *Cluster) texts(ctx context.Context, g *errgroup.Group, pools []*Object)
 		for _, p := range pools {
 			if name := pickerOf(p); name != "" {
 				id := fleet.ID{Namespace: p.Namespace, Name: name}
-				want[id] = want[id]
+				if _, ok := want[id]; !ok {
+					want[id] = "" // whatever it holds
+				}
 			}
 		}
 	}

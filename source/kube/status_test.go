@@ -80,14 +80,13 @@ func TestJudge(t *testing.T) {
 
 // noticeboard is an API server with one object, which pickers report about.
 type noticeboard struct {
-	mu      sync.Mutex
-	status  map[string]any
-	writes  []string
-	events  []string
-	fail    error
-	denied  error // to write status
-	deaf    bool  // what is written is dropped
-	readers []*reports
+	mu     sync.Mutex
+	status map[string]any
+	writes []string
+	events []string
+	fail   error
+	denied error // to write status
+	deaf   bool  // what is written is dropped
 }
 
 func (n *noticeboard) apply(_ context.Context, o *Object, c metav1.Condition) error {
