@@ -195,8 +195,15 @@ func (s *staged) real(t *testing.T) (out report.Run) {
 	return out
 }
 
-// TestFitOfAnEngine measures a simulated engine in a bubble, and wants its constants back.
+// TestFitOfAnEngine measures a simulated engine in a bubble, and wants its constants back, though answers be so short that they do not
+// overlap.
 func TestFitOfAnEngine(t *testing.T) {
+	for _, answer := range []int{64, 4} {
+		t.Run(fmt.Sprintf("answers of %d", answer), func(t *testing.T) { fitOfAnEngine(t, answer) })
+	}
+}
+
+func fitOfAnEngine(t *testing.T, answer int) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		var running sync.WaitGroup
@@ -207,7 +214,7 @@ func TestFitOfAnEngine(t *testing.T) {
 		transport.DialContext = lines.dial
 		samples, err := fit.Measure(ctx, fit.Options{
 			Client: load.Client{URL: "http://engine:80", API: request.Chat, HTTP: &http.Client{Transport: transport}},
-			Model:  "m", Prompts: []int{64, 512, 1024, 2048}, Seqs: []int{1, 4, 12}, Answer: 64, Tries: 1, Budget: k.Config.MaxNumBatchedTokens, Extra: "{}",
+			Model:  "m", Prompts: []int{64, 512, 1024, 2048}, Seqs: []int{1, 4, 12}, Answer: answer, Tries: 1, Budget: k.Config.MaxNumBatchedTokens, Extra: "{}",
 		})
 		if err != nil {
 			t.Fatal(err)

@@ -28,7 +28,7 @@ type Options struct {
 	// Prompts are the lengths, in tokens, for which the first token is timed, and Seqs how many answers are generated at
 	// once, with short and with long prompts.
 	Prompts, Seqs []int
-	// Answer is the length of an answer, Tries how often each prompt is timed.
+	// Answer is the length of an answer, which is longer where answers would not overlap otherwise; Tries how often each prompt is timed.
 	Answer, Tries int
 	// Budget is how many tokens the engine computes in a step at most, its max-num-batched-tokens.
 	Budget int
@@ -124,20 +124,37 @@ func Measure(ctx context.Context, o Options) ([]Sample, error) {
 	return out, nil
 }
 
-// together times the tokens of so many answers that are generated at once: only while all are.
+// together times the tokens of so many answers that are generated at once. Where reading the prompts takes so long that the first
+// ends before the last has begun, answers get longer.
 func (o *Options) together(ctx context.Context, chance *rand.Rand, seqs, tokens int) (Sample, error) {
+	for answer := o.Answer; ; answer *= 2 {
+		s, enough, err := o.atOnce(ctx, chance, seqs, tokens, answer)
+		if enough || err != nil {
+			return s, err
+		}
+		if answer > longest*o.Answer/2 {
+			return s, fmt.Errorf("with prompts of %d tokens even answers of %d hardly overlap: want longer ones, or fewer at once", tokens, answer)
+		}
+	}
+}
+
+// longest is by how much answers may get longer to overlap.
+const longest = 16
+
+// atOnce does so with answers of one length, and reports whether enough was generated while all were.
+func (o *Options) atOnce(ctx context.Context, chance *rand.Rand, seqs, tokens, answer int) (_ Sample, enough bool, _ error) {
 	answers, errs := make([]*load.Answer, seqs), make([]error, seqs)
 	var wg sync.WaitGroup
 	for i := range seqs {
-		body, err := o.body(chance, tokens, o.Answer)
+		body, err := o.body(chance, tokens, answer)
 		if err != nil {
-			return Sample{}, err
+			return Sample{}, false, err
 		}
 		wg.Go(func() { answers[i], errs[i] = o.ask(ctx, body) })
 	}
 	wg.Wait()
 	if err := errors.Join(errs...); err != nil {
-		return Sample{}, err
+		return Sample{}, false, err
 	}
 	from, to, context := time.Time{}, answers[0].Last, 0.0
 	for _, a := range answers {
@@ -159,12 +176,12 @@ func (o *Options) together(ctx context.Context, chance *rand.Rand, seqs, tokens 
 		}
 	}
 	if len(gaps) < 4 {
-		return Sample{}, fmt.Errorf("with prompts of %d tokens they hardly overlap: want longer answers, or fewer at once", tokens)
+		return Sample{}, false, nil
 	}
 	t := median(gaps)
-	context += float64(o.Answer) / 2
+	context += float64(answer) / 2
 	o.say("%d answers at once, of about %.0f tokens of context: a token every %s", seqs, context, t.Round(10*time.Microsecond))
-	return Next(seqs, context, t), nil
+	return Next(seqs, context, t), true, nil
 }
 
 func (o *Options) say(format string, a ...any) {
