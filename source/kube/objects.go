@@ -170,6 +170,7 @@ func (s *objects) follow(ctx context.Context, r schema.GroupVersionResource) {
 	f := s.c.clients.feed(s.c.clients.custom, "/apis/"+r.GroupVersion().String(), s.namespace, r.Resource, "")
 	example := &unstructured.Unstructured{}
 	example.SetGroupVersionKind(r.GroupVersion().WithKind(s.name))
+	f.filled = s.changed
 	f.c, f.example, f.store, f.empty = s.c, example, s, func() runtime.Object { return &unstructured.UnstructuredList{} }
 	f.resource += "." + r.Group
 	s.mu.Lock()

@@ -106,6 +106,7 @@ var finished = fields.AndSelectors(
 // podFeed follows the pods of a namespace into p.
 func podFeed(c *Cluster, p *pods) *feed {
 	f := c.clients.feed(c.clients.core, "/api/v1", p.namespace, "pods", finished)
+	f.filled = p.changed
 	f.c, f.example, f.store, f.empty = c, &corev1.Pod{}, p, func() runtime.Object { return &corev1.PodList{} }
 	return f
 }

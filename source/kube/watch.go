@@ -41,6 +41,7 @@ type feed struct {
 	list      func(context.Context, metav1.ListOptions) (runtime.Object, error)
 	watch     func(context.Context, metav1.ListOptions) (watch.Interface, error)
 	store     cache.ReflectorStore
+	filled    func() // called once a list counts as known; nil for nobody
 
 	mu      sync.Mutex
 	synced  bool               // listed once
@@ -205,6 +206,9 @@ func (s synced) Replace(list []any, version string) error {
 	s.synced = true
 	delete(s.trouble, "list") // a streamed list has the verb watch
 	s.mu.Unlock()
+	if s.filled != nil { // who was told by the store before may have found that nothing is known yet
+		s.filled()
+	}
 	s.c.wakeObjects()
 	return err
 }
