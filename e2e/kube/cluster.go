@@ -168,7 +168,11 @@ func (c *Cluster) create(t testing.TB, path string, body object) {
 // Do is one call of the API: body is sent as JSON (as a merge patch when the method is PATCH), and the answer is read into
 // answer. A refusal is an error of type [Refusal].
 func (c *Cluster) Do(ctx context.Context, method, path string, body, answer any) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	patience := 10 * time.Second
+	if method == "DELETE" { // perhaps of hundreds
+		patience = rig.Patience
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	response, err := c.send(ctx, method, path, body)
 	if err != nil {

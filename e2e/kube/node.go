@@ -107,6 +107,10 @@ func network() error {
 			return err
 		}
 	}
+	// Pods reach those of 10.245.0.0/16 by way of the node.
+	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
+		return err
+	}
 	return os.MkdirAll(secrets, 0o755)
 }
 

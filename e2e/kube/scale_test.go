@@ -28,7 +28,10 @@ func TestManyPods(t *testing.T) {
 	c.Apply(t, ns, picker("epp", "--refresh-metrics-interval", "1s"))
 	applied := time.Now()
 	s := &site{Cluster: c, t: t, ns: ns, pickers: []string{"epp"}}
-	rig.Eventually(t, "the picker to be ready", func() error { return s.ready("epp") })
+	rig.Eventually(t, "the picker to be ready", func() error {
+		_, why := s.page("epp", "/readyz")
+		return errors.Join(s.ready("epp"), why)
+	})
 	ready := time.Now()
 	known := func(want int) {
 		t.Helper()

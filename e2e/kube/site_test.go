@@ -246,7 +246,7 @@ func (s *site) page(picker, path string) (string, error) {
 	defer response.Body.Close()
 	text, err := io.ReadAll(response.Body)
 	if err == nil && response.StatusCode != http.StatusOK {
-		err = errors.New(path + ": " + response.Status)
+		err = fmt.Errorf("%s: %s: %s", path, response.Status, text)
 	}
 	return string(text), err
 }
