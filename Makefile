@@ -29,8 +29,9 @@ test: lint ## the quick tier: lint, unit tests and scripts, with the race detect
 	@test -n '$(RACE)' || echo 'no C compiler: testing without the race detector'
 	go test $(RACE) -shuffle=on -timeout=15m ./...
 
-plain: ## what the race detector distorts: allocations, memory, long random lives
-	go test -timeout=15m $(sort $(dir $(shell find . -name norace_test.go -printf '%h/ ')))
+plain: ## what the race detector distorts: allocations, memory, long random lives, rehearsals
+	go test -timeout=15m $(sort $(dir $(shell find . -mindepth 2 -name norace_test.go -printf '%h/ ')))
+	go test -timeout=15m -run='^TestRehearsal$$' .
 
 lint: modules ## gofmt, go vet, staticcheck, in both modules; what is generated is current
 	@unformatted=$$(gofmt -l .); test -z "$$unformatted" || { echo "run gofmt -w $$unformatted"; exit 1; }

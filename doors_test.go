@@ -167,7 +167,7 @@ func until(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
-	deadline := time.After(time.Minute)
+	deadline := time.After(3 * time.Minute)
 	for !ok() {
 		select {
 		case <-tick.C:

@@ -369,7 +369,7 @@ func TestElection(t *testing.T) {
 		{"a leader that is cut off is deposed, and sees it", func(t *testing.T) {
 			c, leader, standby := two(t)
 			leader.reach(errors.New("no route"))
-			within(t, "being cut off", until(standby), 2*leaseDuration-4*time.Second, 2*leaseDuration+4*time.Second)
+			within(t, "being cut off", until(standby), 2*leaseDuration-4*time.Second, 2*leaseDuration+6*time.Second)
 			leader.reach(nil)
 			time.Sleep(3 * time.Second)
 			if c.leader() != standby {
