@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"regexp"
@@ -63,13 +64,19 @@ func TestTrouble(t *testing.T) {
 	go func() {
 		ran <- dev(ctx, []string{"--engines", "5", "--listen", "localhost:0", "--metrics", "localhost:0", "--load", "12", "--policy", "priced-miss"}, &out, &errs)
 	}()
-	var server string
+	var server, api, model string
 	until(t, "the greeting", func() bool {
 		m := regexp.MustCompile(`metrics +(http://\S+)/metrics`).FindStringSubmatch(out.String())
-		if m != nil {
-			server = m[1]
+		if m == nil {
+			return false
 		}
-		return m != nil
+		server = m[1]
+		api = regexp.MustCompile(`gateway +(http://\S+/v1)`).FindStringSubmatch(out.String())[1]
+		told := regexp.MustCompile(`model="([^"]+)"`).FindStringSubmatch(out.String())
+		if told != nil {
+			model = told[1]
+		}
+		return told != nil
 	})
 	fleet := func() []observe.EndpointView {
 		var v observe.FleetView
@@ -151,7 +158,15 @@ func TestTrouble(t *testing.T) {
 		trouble(i, `{}`)
 	}
 	before = sent()
+	asked := 0
 	until(t, "all engines serve again", func() bool {
+		// Who comes back holds nothing, so that what others hold stays with them; a prompt that nobody holds goes to who has least to do.
+		asked++
+		body := fmt.Sprintf(`{"model":%q,"max_tokens":2,"prompt":"%d, %s"}`, model, asked, strings.Repeat(fmt.Sprintf("word%d ", asked), 100))
+		if resp, err := http.Post(api+"/completions", "application/json", strings.NewReader(body)); err == nil {
+			_, _ = io.Copy(io.Discard, resp.Body)
+			_ = resp.Body.Close()
+		}
 		for i, n := range sent() {
 			if n-before[i] < 3 {
 				return false
