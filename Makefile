@@ -2,7 +2,7 @@
 # `make` is what a change must pass, `make help` lists the rest. Only `make e2e` needs more than
 # Go, git and make, and it installs what it needs.
 .DEFAULT_GOAL := all
-.PHONY: all build dev test plain lint modules generate e2e flow-report qos qos-update bench golden fuzz cover clean help
+.PHONY: all build dev test plain lint modules generate e2e e2e-kube flow-report qos qos-update bench golden fuzz cover clean help
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 CONTROLLER_GEN := sigs.k8s.io/controller-tools/cmd/controller-gen@v0.23.0
@@ -49,7 +49,7 @@ generate: ## deploy/crds and deepcopy, from the types of api/v1 and api/v1alpha2
 modules: ## download Go modules, trying again when the network fails
 	@scripts/modules.sh "$(STATICCHECK) -version" "$(CONTROLLER_GEN) --version"
 
-e2e: build ## the real parts: SDKs, Envoy, Prometheus, Chromium, libzmq, tokenizers, vLLM, Kubernetes, against bin/penstock
+e2e: build ## the real parts: SDKs, Envoy, Prometheus, Chromium, libzmq, tokenizers, vLLM, Helm, against bin/penstock
 	scripts/install-envoy.sh
 	scripts/install-prometheus.sh
 	scripts/install-chromium.sh
@@ -61,6 +61,9 @@ e2e: build ## the real parts: SDKs, Envoy, Prometheus, Chromium, libzmq, tokeniz
 	PENSTOCK_TOKENIZERS_PYTHON=$$(scripts/install-tokenizers.sh)/venv/bin/python PENSTOCK_VLLM_PYTHON=$$(scripts/install-vllm.sh)/venv/bin/python \
 		go test -count=1 -timeout=40m -run=Parity ./tokens
 	cd e2e && go test -count=1 -p=1 -timeout=60m $$(go list ./... | grep -v /kube$$)
+
+e2e-kube: build ## a cluster: etcd, an API server, pods that are processes (10 to 20 minutes more to build them once)
+	scripts/install-envoy.sh
 	scripts/install-kube.sh
 	cd e2e && go test -count=1 -timeout=30m ./kube
 

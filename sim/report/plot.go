@@ -341,7 +341,11 @@ type strip struct {
 
 // strips draws rows with their names and values beside them; log where they span more than a decade.
 func strips(title, summary string, rows []strip, text func(float64) string, high float64, log bool) template.HTML {
-	const left, right, top, each, bottom = 120, 58, 6, 19, 24
+	const left, top, each, bottom = 120, 6, 19, 24
+	right := 58.0
+	for _, r := range rows {
+		right = max(right, 10+7*float64(len([]rune(r.text)))) // in bold
+	}
 	height := top + each*float64(len(rows)) + bottom
 	x := axis{low: math.Inf(1), high: high, from: left, to: plotWidth - right}
 	for _, r := range rows {
