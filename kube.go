@@ -227,13 +227,15 @@ func (c *cluster) load() (*config.Config, []config.Problem) {
 	if c.main != "" {
 		c.judge(cfg)
 	}
-	if c.only != nil && !slices.ContainsFunc(cfg.Pools, func(p *config.Pool) bool { return p.Namespace == c.only.Namespace && p.Name == c.only.Name }) {
-		p := *c.only // without an object nobody is its endpoint, and no objective is for it
-		p.Picker, p.Objectives = cfg.PickerFor(p.Namespace, p.PickerRef), map[string]int{}
-		cfg.Pools = append(slices.Clone(cfg.Pools), &p)
-	}
 	if c.only != nil { // a pool that a file beside the configuration describes is for the data plane
-		cfg.Pools = slices.DeleteFunc(cfg.Pools, func(p *config.Pool) bool { return p.Namespace != c.only.Namespace || p.Name != c.only.Name })
+		i := slices.IndexFunc(cfg.Pools, func(p *config.Pool) bool { return p.Namespace == c.only.Namespace && p.Name == c.only.Name })
+		if i < 0 {
+			p := *c.only // without an object nobody is its endpoint, and no objective is for it
+			p.Picker, p.Objectives = cfg.PickerFor(p.Namespace, p.PickerRef), map[string]int{}
+			cfg.Pools = []*config.Pool{&p}
+		} else {
+			cfg.Pools = []*config.Pool{cfg.Pools[i]}
+		}
 	}
 	c.pools = cfg.Pools
 	return cfg, problems
@@ -246,7 +248,7 @@ func (c *cluster) documents() (docs []config.Document, texts map[string]bool) {
 	for _, o := range c.objects {
 		d := config.Document{Name: o.String(), Data: o.Data, Namespace: o.Namespace}
 		if o.Kind == "ConfigMap" {
-			main := c.main == "ConfigMap "+o.Namespace+"/"+o.Name
+			main := c.isMain(o)
 			found = found || main
 			if len(bytes.TrimSpace(o.Data)) == 0 && !main {
 				continue // it is not about us
@@ -271,6 +273,9 @@ func (c *cluster) documents() (docs []config.Document, texts map[string]bool) {
 	return docs, texts
 }
 
+// isMain reports whether an object is the ConfigMap that must be there.
+func (c *cluster) isMain(o *kube.Object) bool { return c.main == "ConfigMap "+o.Namespace+"/"+o.Name }
+
 // judge says why the main ConfigMap does not decide yet; once it did, it keeps what it said.
 func (c *cluster) judge(cfg *config.Config) {
 	if slices.ContainsFunc(cfg.Pickers, func(p *config.Picker) bool { return strings.HasPrefix(p.File, c.main+" ") }) {
@@ -282,7 +287,7 @@ func (c *cluster) judge(cfg *config.Config) {
 	}
 	c.unusable = "there is no " + c.main
 	for _, o := range c.objects {
-		if c.main == "ConfigMap "+o.Namespace+"/"+o.Name {
+		if c.isMain(o) {
 			c.unusable = fmt.Sprintf("%s holds no EndpointPickerConfig that can be used", o)
 		}
 	}
