@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	inferencev1 "sigs.k8s.io/gateway-api-inference-extension/api/v1"
 
 	"github.com/penstock-project/penstock/fleet"
 )
@@ -107,11 +108,12 @@ func (c *Cluster) texts(ctx context.Context, g *errgroup.Group, pools []*Object)
 
 // pickerOf is the name of a pool's picker.
 func pickerOf(pool *Object) string {
-	var p struct {
-		Spec struct{ EndpointPickerRef struct{ Name string } }
-	}
+	var p inferencev1.InferencePool
 	_ = json.Unmarshal(pool.Data, &p) // what is wrong with it the configuration says
-	return p.Spec.EndpointPickerRef.Name
+	if ref := p.Spec.EndpointPickerRef; ref != nil {
+		return string(ref.Name)
+	}
+	return ""
 }
 
 // Add notes what the ConfigMap says now.

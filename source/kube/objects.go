@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	inferencev1 "sigs.k8s.io/gateway-api-inference-extension/api/v1"
 )
 
 // Object is a custom resource, or one text of a ConfigMap, as the API server has it.
@@ -356,22 +357,21 @@ func sorted(list []*Object) []*Object {
 
 // poolOf reads what finding endpoints needs of an InferencePool.
 func poolOf(o *Object) (pool, error) {
-	var p struct {
-		Spec struct {
-			Selector    struct{ MatchLabels labels.Set }
-			TargetPorts []struct{ Number int }
-		}
-	}
+	var p inferencev1.InferencePool
 	if err := json.Unmarshal(o.Data, &p); err != nil {
 		return pool{}, err
 	}
 	if len(p.Spec.Selector.MatchLabels) == 0 {
 		return pool{}, fmt.Errorf("%s: spec.selector.matchLabels is empty", o)
 	}
-	out := pool{name: o.Name, selector: p.Spec.Selector.MatchLabels.AsSelectorPreValidated()}
+	match := labels.Set{}
+	for key, value := range p.Spec.Selector.MatchLabels {
+		match[string(key)] = string(value)
+	}
+	out := pool{name: o.Name, selector: match.AsSelectorPreValidated()}
 	for _, t := range p.Spec.TargetPorts {
-		if t.Number > 0 && t.Number < 1<<16 && !slices.Contains(out.ports, t.Number) {
-			out.ports = append(out.ports, t.Number)
+		if n := int(t.Number); n > 0 && n < 1<<16 && !slices.Contains(out.ports, n) {
+			out.ports = append(out.ports, n)
 		}
 	}
 	return out, nil
