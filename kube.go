@@ -33,6 +33,7 @@ type clusterFlags struct {
 	allPools                                      bool
 	selector                                      string
 	elect                                         bool
+	service                                       string // leads to whoever leads
 	ports                                         []int
 }
 
@@ -43,6 +44,8 @@ func (c *clusterFlags) add(fs *pflag.FlagSet) {
 	fs.BoolVar(&c.allPools, "all-pools", false, "all InferencePools of --namespaces, instead of one")
 	fs.StringSliceVar(&c.namespaces, "namespaces", nil, "namespaces of --all-pools; all when there are none")
 	fs.StringVar(&c.configMap, "config-map", "", "NAMESPACE/NAME or NAMESPACE/NAME/KEY of a ConfigMap with the EndpointPickerConfig, which is followed when it changes")
+	fs.BoolVar(&c.elect, "ha-enable-leader-election", false, "one of the gateways of the pool leads, by a Lease; the others stand by, warm, and are not ready until they lead")
+	fs.StringVar(&c.service, "ha-service", "", "name of a Service without selector, beside the pool, that is to lead to whoever leads: its EndpointSlices are written by the leader, so that standbys may be ready for Kubernetes")
 	fs.StringVar(&c.kubeconfig, "kubeconfig", "", "file that says where the API server is (default $KUBECONFIG, the pod's service account, or ~/.kube/config)")
 }
 
@@ -54,6 +57,8 @@ func (c *clusterFlags) check() error {
 		return misused("--all-pools excludes --pool-name and --endpoint-selector")
 	case !c.allPools && len(c.namespaces) > 0:
 		return misused("--namespaces are those of --all-pools: a pool has --pool-namespace")
+	case c.service != "" && !c.elect:
+		return misused("--ha-service leads to whoever leads: it needs --ha-enable-leader-election")
 	case c.configMap != "" && strings.Count(c.configMap, "/") != 1 && strings.Count(c.configMap, "/") != 2:
 		return misused("--config-map %q: want NAMESPACE/NAME or NAMESPACE/NAME/KEY", c.configMap)
 	}
@@ -120,12 +125,30 @@ func (c *cluster) connect(f *clusterFlags, p *process) error {
 	if c.Cluster, err = kube.New(o); err != nil || !f.elect {
 		return err
 	}
-	lease := kube.LeaseName(f.namespace, cmp.Or(f.pool, "all-pools"))
+	of := f.pool
+	if of == "" { // several releases of one namespace may each serve many pools
+		of = "all-pools"
+		if name := os.Getenv("POD_NAME"); name != "" {
+			of = deployment(name)
+		}
+	}
+	lease := kube.LeaseName(f.namespace, of)
 	host, err := os.Hostname()
 	if host = cmp.Or(os.Getenv("POD_NAME"), host); host == "" {
 		return fmt.Errorf("leader election needs a name for this picker: set POD_NAME (%w)", err)
 	}
 	p.stand = func(health net.Addr) (*kube.Election, error) {
+		if f.service != "" {
+			at, _, _ := net.SplitHostPort(kube.Reachable(conn, os.Getenv("POD_IP"), health))
+			p.front = &kube.Front{
+				Config: conn, Namespace: f.namespace, Service: f.service, Pod: host, Node: os.Getenv("NODE_NAME"), Log: p.log,
+				Addresses: kube.Addresses(append(strings.Split(os.Getenv("POD_IPS"), ","), at)...),
+				Leads:     func() bool { return p.notReady() == nil },
+			}
+			if len(p.front.Addresses) == 0 {
+				return nil, errors.New("--ha-service leads to pods by their IP: set POD_IP to status.podIP")
+			}
+		}
 		return kube.NewElection(kube.ElectionOptions{
 			Config: conn, Namespace: f.namespace, Name: lease, Host: host, Address: kube.Reachable(conn, os.Getenv("POD_IP"), health), Log: p.log,
 			Peer: func(address string) (kube.Peer, error) { return extproc.DialPeer(address) },

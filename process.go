@@ -66,6 +66,7 @@ type process struct {
 	// stand stands for election with a health service at that address; nil when all pickers serve.
 	stand    func(health net.Addr) (*kube.Election, error)
 	election *kube.Election // nil for none
+	front    *kube.Front    // the Service that leads to whoever leads; nil for none
 	// started is told when the addresses are open; nil for nobody.
 	started func(*listeners)
 }
@@ -146,6 +147,9 @@ func (p *process) serve(ctx context.Context, cfg *config.Config, l *listeners, c
 		electing, resign := context.WithCancel(restCtx)
 		context.AfterFunc(ctx, resign) // at once, so that another leads before our doors are shut
 		rest.Go(func() error { return p.election.Run(electing) })
+	}
+	if p.front != nil {
+		rest.Go(func() error { return p.front.Run(restCtx) })
 	}
 	if l.metrics != nil {
 		rest.Go(func() error {

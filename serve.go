@@ -68,7 +68,7 @@ func serve(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	fs.StringVar(&s.http, "http", "", `address of the proxy (default spec.listeners.http or ":8080"; "off" for none)`)
 	fs.StringVar(&s.extproc, "extproc", "", `address of the ext_proc door (default spec.listeners.extproc or ":9002"; "off" for none)`)
 	fs.StringVar(&s.metrics, "metrics", "", `address of /metrics and /debug (default spec.listeners.metrics or ":9090"; "off" for none)`)
-	fs.StringVar(&s.health, "health", "", "address of the gRPC health service (default none)")
+	fs.StringVar(&s.health, "health", "", "address of the gRPC health service (default none, or :9003 with --ha-enable-leader-election)")
 	var c clusterFlags
 	inCluster := fs.Bool("kube", false, "follow the InferencePools of an API server, and what belongs to them, beside the manifests")
 	c.add(fs)
@@ -81,8 +81,14 @@ func serve(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err := s.check(); err != nil {
 		return err
 	}
+	if c.elect && !*inCluster {
+		return misused("--ha-enable-leader-election needs an API server: --kube")
+	}
 	if *inCluster {
 		c.allPools = c.pool == ""
+		if c.elect { // standbys ask there whether the leader is well
+			s.health = cmp.Or(s.health, ":9003")
+		}
 		if err := c.check(); err != nil {
 			return err
 		}
@@ -163,7 +169,6 @@ func epp(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	port := fs.Int("grpc-port", 9002, "port of the ext_proc door")
 	health := fs.Int("grpc-health-port", 9003, "port of the gRPC health service")
 	metrics := fs.Int("metrics-port", 9090, "port of /metrics and /debug")
-	fs.BoolVar(&c.elect, "ha-enable-leader-election", false, "one of the pickers of the pool leads, by a Lease; the others stand by, warm, and are not ready until they lead")
 	fs.BoolVar(&s.healthOnDoor, "health-checking", false, "serve health on the ext_proc port, too")
 	fs.BoolVar(&s.scores, "emit-endpoint-scores", false, "tell Envoy the total of each candidate, in dynamic metadata envoy.lb, x-gateway-destination-endpoint-scores")
 	fs.BoolVar(&s.allSubsets, "disable-endpoint-subset-filter", false, "ignore subset hints of the data plane")
