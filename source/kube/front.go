@@ -332,4 +332,3 @@ func Addresses(list ...string) (addrs []netip.Addr) {
 	}
 	return addrs
 }
-

@@ -134,7 +134,9 @@ func (s *sliceServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.put(name, slice)
 		_ = json.NewEncoder(w).Encode(slice)
 	case method == "DELETE":
-		var o struct{ Preconditions struct{ ResourceVersion string } }
+		var o struct {
+			Preconditions struct{ ResourceVersion string }
+		}
 		_ = json.NewDecoder(r.Body).Decode(&o)
 		if slice := s.slices[name]; slice == nil || slice["metadata"].(map[string]any)["resourceVersion"] != o.Preconditions.ResourceVersion {
 			w.WriteHeader(http.StatusConflict)
