@@ -37,7 +37,11 @@ func explain(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	fs := flags("explain", "[PLUGIN] | --request ID", "Tells what a plugin does and its parameters; without a name, lists all plugins.\nWith --request, tells why a request went where it went, waited, or was turned away.", stdout)
 	var q inquiry
 	fs.StringVar(&q.id, "request", "", "tell of the request with this x-request-id; last, slow and failed are the newest ones")
-	fs.StringVar(&q.server, "server", "localhost:9090", "metrics address of the gateway; $PENSTOCK_SERVER goes before the default")
+	fs.StringVar(&q.server, "server", "localhost:9090", "metrics address of the gateway, https:// where it has a certificate; $PENSTOCK_SERVER goes before the default")
+	fs.StringVar(&q.tokenFile, "token-file", "", "file with a bearer token, for a metrics address that asks for one; without it, $PENSTOCK_TOKEN")
+	fs.StringVar(&q.caFile, "ca-file", "", "certificates that signed the server's, for https://; without it, those of this machine")
+	fs.StringVar(&q.serverName, "server-name", "", "name that the server's certificate must have, where --server says another, such as that of a forwarded port")
+	fs.StringVar(&q.certPath, "cert-path", "", "folder with tls.crt and tls.key to show to a server that asks for a certificate")
 	fs.BoolVar(&q.json, "json", false, "print the request's record as JSON")
 	fs.BoolVar(&q.all, "all", false, "list each of the request's candidates")
 	if err := parse(fs, args); err != nil {

@@ -4,6 +4,8 @@ package penstock
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,19 +13,27 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
 	"github.com/penstock-project/penstock/observe"
 )
 
-// serverVariable is the environment variable that says where the metrics address is.
-const serverVariable = "PENSTOCK_SERVER"
+// Environment variables that say where the metrics address is, and with which token it lets us in.
+const (
+	serverVariable = "PENSTOCK_SERVER"
+	tokenVariable  = "PENSTOCK_TOKEN"
+)
 
 // inquiry is which request is asked for, of whom, and in what form.
 type inquiry struct {
-	id, server string
-	json, all  bool
+	id, server         string
+	tokenFile          string
+	caFile, serverName string // of https
+	certPath           string
+	json, all          bool
 }
 
 // explainRequest tells why a request went where it went.
@@ -50,8 +60,8 @@ func explainRequest(ctx context.Context, q inquiry, stdout io.Writer) error {
 	}
 	tellRequest(stdout, &r, q.all)
 	if v.Matched > 1 && q.named() {
-		fmt.Fprintf(stdout, "\n%d requests had this id; this is the newest. All of them: http://%s/debug/decisions?full=true&id=%s\n",
-			v.Matched, q.host(), url.QueryEscape(q.id))
+		fmt.Fprintf(stdout, "\n%d requests had this id; this is the newest. All of them: %s/debug/decisions?full=true&id=%s\n",
+			v.Matched, q.base(), url.QueryEscape(q.id))
 	}
 	return nil
 }
@@ -69,8 +79,16 @@ func (q *inquiry) query() string {
 	return "full=true&limit=1&id=" + url.QueryEscape(q.id)
 }
 
+// base is the start of all addresses of the server.
+func (q *inquiry) base() string {
+	if strings.HasPrefix(q.server, "https://") {
+		return "https://" + q.host()
+	}
+	return "http://" + q.host()
+}
+
 func (q *inquiry) host() string {
-	host := strings.TrimSuffix(strings.TrimPrefix(q.server, "http://"), "/")
+	host := strings.TrimSuffix(strings.TrimPrefix(strings.TrimPrefix(q.server, "http://"), "https://"), "/")
 	if _, _, err := net.SplitHostPort(host); err != nil {
 		host = net.JoinHostPort(strings.Trim(host, "[]"), "9090")
 	}
@@ -80,11 +98,27 @@ func (q *inquiry) host() string {
 func (q *inquiry) fetch(ctx context.Context) (*observe.DecisionsView, error) {
 	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+q.host()+"/debug/decisions?"+q.query(), nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, q.base()+"/debug/decisions?"+q.query(), nil)
 	if err != nil {
 		return nil, misused("--server %q: want a host and port, such as localhost:9090", q.server)
 	}
-	resp, err := http.DefaultClient.Do(req)
+	token := os.Getenv(tokenVariable)
+	if q.tokenFile != "" {
+		text, err := os.ReadFile(q.tokenFile)
+		if err != nil {
+			return nil, fmt.Errorf("--token-file: %w", err)
+		}
+		token = string(text)
+	}
+	if token = strings.TrimSpace(token); token != "" {
+		req.Header.Set("Authorization", "Bearer "+token)
+	}
+	client, err := q.client()
+	if err != nil {
+		return nil, err
+	}
+	defer client.CloseIdleConnections()
+	resp, err := client.Do(req)
 	if err != nil {
 		var inner *url.Error
 		if errors.As(err, &inner) {
@@ -97,11 +131,40 @@ func (q *inquiry) fetch(ctx context.Context) (*observe.DecisionsView, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", q.host(), err)
 	}
+	switch resp.StatusCode {
+	case http.StatusUnauthorized, http.StatusForbidden, http.StatusInternalServerError, http.StatusServiceUnavailable:
+		return nil, fmt.Errorf("%s answers %s: %.4000s\nGive the token of a service account that may read it: --token-file FILE or $%s, such as %s=$(kubectl create token NAME) penstock explain …",
+			q.host(), resp.Status, strings.TrimSpace(string(body)), tokenVariable, tokenVariable)
+	case http.StatusBadRequest:
+		return nil, fmt.Errorf("%s answers %s: %.4000s\nWhere the metrics address has a certificate, want --server https://%s", q.host(), resp.Status, strings.TrimSpace(string(body)), q.host())
+	}
 	var v observe.DecisionsView
 	if err := json.Unmarshal(body, &v); err != nil || resp.StatusCode != http.StatusOK {
 		return nil, fmt.Errorf("%s answers %s to /debug/decisions: want the metrics address of a Penstock, which is another than the one that clients call", q.host(), resp.Status)
 	}
 	return &v, nil
+}
+
+// client is how the server is asked.
+func (q *inquiry) client() (*http.Client, error) {
+	c := &tls.Config{ServerName: q.serverName}
+	if q.caFile != "" {
+		text, err := os.ReadFile(q.caFile)
+		if err != nil {
+			return nil, fmt.Errorf("--ca-file: %w", err)
+		}
+		if c.RootCAs = x509.NewCertPool(); !c.RootCAs.AppendCertsFromPEM(text) {
+			return nil, fmt.Errorf("--ca-file %s: no certificate: want PEM", q.caFile)
+		}
+	}
+	if q.certPath != "" {
+		pair, err := tls.LoadX509KeyPair(filepath.Join(q.certPath, "tls.crt"), filepath.Join(q.certPath, "tls.key"))
+		if err != nil {
+			return nil, fmt.Errorf("--cert-path: %w", err)
+		}
+		c.Certificates = []tls.Certificate{pair}
+	}
+	return &http.Client{Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, TLSClientConfig: c}}, nil
 }
 
 // missing says why there is nothing to tell.

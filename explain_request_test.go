@@ -5,8 +5,15 @@ package penstock
 import (
 	"bytes"
 	"encoding/json"
+	"encoding/pem"
+	"errors"
 	"fmt"
+	"io"
+	"log"
+	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -249,5 +256,51 @@ func TestExplainRequestErrors(t *testing.T) {
 	out.Reset()
 	if err := explain(t.Context(), []string{"--request", "a b/c", "--json"}, &out, nil); err != nil || !json.Valid(out.Bytes()) {
 		t.Errorf("got %v, %s", err, out.String())
+	}
+}
+
+// A metrics address that asks for a token and has a certificate is asked with both.
+func TestExplainRequestSecure(t *testing.T) {
+	o := observe.New(observe.Options{Store: fleet.NewStore()})
+	o.Done(&observe.Outcome{ID: "a", End: observe.Complete, Status: 200})
+	server := httptest.NewTLSServer(o.Mux(observe.MuxOptions{Allow: func(r *http.Request) (int, string) {
+		if r.Header.Get("Authorization") != "Bearer t" {
+			return http.StatusUnauthorized, "no bearer token"
+		}
+		return 0, ""
+	}}))
+	defer server.Close()
+	server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	dir := t.TempDir()
+	ca, token := filepath.Join(dir, "ca.crt"), filepath.Join(dir, "token")
+	if err := errors.Join(
+		os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o600),
+		os.WriteFile(token, []byte("t\n"), 0o600),
+	); err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range []struct {
+		args, env string
+		want      string // of the error; empty for none
+	}{
+		{"--ca-file " + ca + " --token-file " + token, "", ""},
+		{"--ca-file " + ca + " --server-name example.com", "t", ""},
+		{"--ca-file " + ca, "", "401 Unauthorized: no bearer token\nGive the token of a service account that may read it: --token-file FILE or $PENSTOCK_TOKEN, such as PENSTOCK_TOKEN=$(kubectl create token NAME)"},
+		{"--ca-file " + ca + " --token-file " + token + "x", "", "--token-file: open"},
+		{"--ca-file " + token, "t", "no certificate: want PEM"},
+		{"--ca-file " + ca + " --server-name other", "t", "not other"},
+		{"--cert-path " + dir, "t", "--cert-path: open"},
+		{"", "t", "certificate signed by unknown authority"},
+		{"--server " + strings.Replace(server.URL, "https", "http", 1), "t", "want --server https://"},
+	} {
+		t.Setenv(tokenVariable, x.env)
+		var out bytes.Buffer
+		err := explain(t.Context(), append([]string{"--request", "a", "--server", server.URL}, strings.Fields(x.args)...), &out, nil)
+		switch {
+		case x.want == "" && err != nil:
+			t.Errorf("%s: %v", x.args, err)
+		case x.want != "" && (err == nil || !strings.Contains(err.Error(), x.want)):
+			t.Errorf("%s: got %v, want %q", x.args, err, x.want)
+		}
 	}
 }

@@ -100,8 +100,7 @@ func newCluster(f *clusterFlags, o config.Options, flags []config.Document, file
 
 // connect finds the API server.
 func (c *cluster) connect(f *clusterFlags, p *process) error {
-	commit, ref := buildInfo()
-	conn, err := kube.Connect(f.kubeconfig, "penstock/"+ref+" ("+commit+")")
+	conn, err := kube.Connect(f.kubeconfig, agent())
 	if err != nil {
 		return err
 	}
@@ -122,8 +121,16 @@ func (c *cluster) connect(f *clusterFlags, p *process) error {
 		parts := append(strings.SplitN(f.configMap, "/", 3), "")
 		o.ConfigMap, o.ConfigKey = fleet.ID{Namespace: parts[0], Name: parts[1]}, parts[2]
 	}
-	if c.Cluster, err = kube.New(o); err != nil || !f.elect {
+	if c.Cluster, err = kube.New(o); err != nil {
 		return err
+	}
+	if p.auth {
+		if err := p.authorize(f.kubeconfig); err != nil {
+			return err
+		}
+	}
+	if !f.elect {
+		return nil
 	}
 	of := f.pool
 	if of == "" { // several releases of one namespace may each serve many pools
@@ -157,6 +164,25 @@ func (c *cluster) connect(f *clusterFlags, p *process) error {
 		})
 	}
 	return nil
+}
+
+// authorize has an API server say who may read the metrics port.
+func (p *process) authorize(kubeconfig string) error {
+	conn, err := kube.Connect(kubeconfig, agent())
+	if err != nil {
+		return err
+	}
+	access, err := kube.NewAccess(conn, p.obs.Kube(), p.log)
+	if err == nil {
+		p.allow = access.Allow
+	}
+	return err
+}
+
+// agent names us to an API server.
+func agent() string {
+	commit, ref := buildInfo()
+	return "penstock/" + ref + " (" + commit + ")"
 }
 
 // take puts objects into force and says what became of them.
@@ -377,13 +403,12 @@ func fieldFlags(fs *pflag.FlagSet) func(*slog.Logger) {
 		"zap-stacktrace-level":                "logs have no stack traces",
 		"zap-time-encoding":                   "times are as RFC 3339 has them",
 		"tracing":                             "there are no traces yet",
-		"metrics-endpoint-auth":               "whoever reaches the metrics port may read it: keep it to those who should by a NetworkPolicy",
 		"metrics-cert-dir":                    "the metrics port speaks plain HTTP",
 		"metrics-client-ca-file":              "the metrics port speaks plain HTTP",
 	}
 	for _, name := range slices.Sorted(maps.Keys(without)) {
 		fs.String(name, "", "accepted, has no effect: "+without[name])
-		if slices.Contains([]string{"enable-cert-reload", "enable-grpc-stream-metrics", "metrics-endpoint-auth", "tracing", "zap-devel"}, name) {
+		if slices.Contains([]string{"enable-cert-reload", "enable-grpc-stream-metrics", "tracing", "zap-devel"}, name) {
 			fs.Lookup(name).NoOptDefVal = "true"
 		}
 	}

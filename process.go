@@ -43,6 +43,7 @@ type settings struct {
 	lameDuck, drain                time.Duration // told to end: requests still come in; open ones may finish
 	interval, stale                time.Duration // of scrapes; of signals
 	pprof                          bool
+	auth                           bool // who reads the metrics port needs a token
 	verbosity                      int
 	showEndpoint                   bool // dev: say who served
 	trustLoopback                  bool // dev: the proxy heeds control headers from this machine
@@ -69,6 +70,8 @@ type process struct {
 	front    *kube.Front    // the Service that leads to whoever leads; nil for none
 	// started is told when the addresses are open; nil for nobody.
 	started func(*listeners)
+	// allow says who may read the metrics port; nil for everybody.
+	allow func(*http.Request) (status int, text string)
 }
 
 // newProcess builds a gateway for a configuration. Nothing runs yet.
@@ -153,7 +156,7 @@ func (p *process) serve(ctx context.Context, cfg *config.Config, l *listeners, c
 	}
 	if l.metrics != nil {
 		rest.Go(func() error {
-			return serveHTTP(restCtx, l.metrics, p.obs.Mux(observe.MuxOptions{Ready: p.notReady, Config: p.inForce, Pprof: p.pprof}))
+			return serveHTTP(restCtx, l.metrics, p.obs.Mux(observe.MuxOptions{Ready: p.notReady, Config: p.inForce, Pprof: p.pprof, Allow: p.allow}))
 		})
 	}
 	if l.health != nil {

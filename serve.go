@@ -23,6 +23,8 @@ import (
 	"github.com/penstock-project/penstock/source/kube"
 )
 
+const authHelp = "read the metrics port only with a bearer token whose user may, as the API server says (nonResourceURLs: /metrics, /debug/*); /healthz and /readyz are open"
+
 // defaults are the settings that all gateways begin with.
 func defaults() settings {
 	return settings{lameDuck: lameDuck(), drain: 30 * time.Second, interval: 50 * time.Millisecond, stale: 2 * time.Second, pprof: true, verbosity: 2}
@@ -73,6 +75,7 @@ func serve(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	inCluster := fs.Bool("kube", false, "follow the InferencePools of an API server, and what belongs to them, beside the manifests")
 	c.add(fs)
 	s.common(fs)
+	fs.BoolVar(&s.auth, "metrics-endpoint-auth", false, authHelp)
 	if err := parse(fs, args); err != nil {
 		return err
 	}
@@ -93,6 +96,9 @@ func serve(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			return err
 		}
 		return serveCluster(ctx, &c, paths, s, stderr)
+	}
+	if s.auth {
+		return misused("--metrics-endpoint-auth needs --kube: an API server says who may read")
 	}
 	if len(paths) == 0 {
 		return misused("name the manifests to serve: -f FILE|DIR, or --kube")
@@ -158,7 +164,7 @@ func loaded(cfg *config.Config, problems []config.Problem) (*config.Config, erro
 
 func epp(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	s := defaults()
-	s.secure = true
+	s.secure, s.auth = true, true
 	fs := flags("epp", "--pool-name NAME [flags]", "Runs an Endpoint Picker: the ext_proc door alone, with llm-d's flags. The pool is an InferencePool of an API server, unless\nthe configuration discovers endpoints by file.", stdout)
 	var c clusterFlags
 	c.add(fs)
@@ -173,6 +179,7 @@ func epp(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	fs.BoolVar(&s.scores, "emit-endpoint-scores", false, "tell Envoy the total of each candidate, in dynamic metadata envoy.lb, x-gateway-destination-endpoint-scores")
 	fs.BoolVar(&s.allSubsets, "disable-endpoint-subset-filter", false, "ignore subset hints of the data plane")
 	s.common(fs)
+	fs.BoolVar(&s.auth, "metrics-endpoint-auth", s.auth, authHelp)
 	s.tlsFlags(fs)
 	unused := fieldFlags(fs)
 	if err := parse(fs, args); err != nil {
@@ -217,11 +224,7 @@ func epp(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			if c.elect {
 				return misused("--ha-enable-leader-election needs an API server, and the configuration has its endpoints from a file")
 			}
-			p, err := newProcess(cfg, s, stderr)
-			if err != nil {
-				return err
-			}
-			return p.run(ctx, cfg)
+			return fromFile(ctx, cfg, s, c.kubeconfig, fs.Changed("metrics-endpoint-auth"), stderr)
 		}
 	}
 	err := inCluster(ctx, &c, s, o, texts, files, stderr)
@@ -229,6 +232,25 @@ func epp(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return fmt.Errorf("the configuration has no endpoints, and %w. Endpoints come from an API server, or from a file (plugins: - {type: file-discovery, parameters: {path: …}}, dataLayer: {discovery: {endpoints: {pluginRef: file-discovery}}})", err)
 	}
 	return err
+}
+
+// fromFile runs a picker whose endpoints are in a file. It needs no API server; where authentication is asked for and
+// there is one, that decides who may read the metrics port.
+func fromFile(ctx context.Context, cfg *config.Config, s settings, kubeconfig string, asked bool, stderr io.Writer) error {
+	p, err := newProcess(cfg, s, stderr)
+	if err != nil {
+		return err
+	}
+	if s.auth && asked {
+		err := p.authorize(kubeconfig)
+		switch {
+		case errors.Is(err, kube.ErrNoCluster):
+			p.log.Warn("--metrics-endpoint-auth has no effect: endpoints come from a file, and there is no API server to ask. Whoever reaches the metrics port may read it")
+		case err != nil:
+			return err
+		}
+	}
+	return p.run(ctx, cfg)
 }
 
 // picks checks which endpoints are to be picked from.

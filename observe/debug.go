@@ -21,18 +21,21 @@ type MuxOptions struct {
 	Ready func() error
 	// Pprof adds /debug/pprof.
 	Pprof bool
+	// Allow says whether a request may have its page: 0 if so, else the status and the text of the answer. /healthz and
+	// /readyz are for everybody, and so is the rest where it is nil.
+	Allow func(*http.Request) (status int, text string)
 }
 
 // Mux serves the metrics address.
-func (o *Observer) Mux(opt MuxOptions) *http.ServeMux {
-	m := http.NewServeMux()
+func (o *Observer) Mux(opt MuxOptions) http.Handler {
+	m, open := http.NewServeMux(), http.NewServeMux()
 	m.Handle("GET /metrics", o.Handler())
 	m.HandleFunc("GET /debug/fleet", func(w http.ResponseWriter, _ *http.Request) { o.serveFleet(w, opt.Config) })
 	m.HandleFunc("GET /debug/kvcache", o.serveCaches)
 	m.HandleFunc("GET /debug/decisions", o.serveDecisions)
 	m.HandleFunc("GET /debug/decisions/{id...}", o.serveDecision)
-	m.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { say(w, http.StatusOK, "ok") })
-	m.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+	open.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { say(w, http.StatusOK, "ok") })
+	open.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if opt.Ready != nil {
 			if err := opt.Ready(); err != nil {
 				say(w, http.StatusServiceUnavailable, err.Error())
@@ -48,7 +51,19 @@ func (o *Observer) Mux(opt MuxOptions) *http.ServeMux {
 		m.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
 		m.HandleFunc("/debug/pprof/trace", pprof.Trace)
 	}
-	return m
+	open.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		if opt.Allow != nil {
+			if status, text := opt.Allow(r); status != 0 {
+				if status == http.StatusUnauthorized {
+					w.Header().Set("www-authenticate", "Bearer")
+				}
+				say(w, status, text)
+				return
+			}
+		}
+		m.ServeHTTP(w, r)
+	})
+	return open
 }
 
 func say(w http.ResponseWriter, status int, text string) {

@@ -10,6 +10,7 @@ import (
 	"io"
 	"log/slog"
 	"math"
+	"net/http"
 	"net/http/httptest"
 	"slices"
 	"strings"
@@ -510,6 +511,36 @@ func TestMux(t *testing.T) {
 		if p.Name != "p" || p.Ready != 1 || len(p.Endpoints) != 2 || p.Endpoints[0].Signals["waiting"].State != "fresh" ||
 			*p.Endpoints[0].Signals["waiting"].Value != 4 || p.Endpoints[1].Signals["kv_usage"].State != "absent" || p.Endpoints[1].Cause != "never-read" {
 			t.Errorf("got %+v", v)
+		}
+	}
+}
+
+// All but health is for whoever is let in.
+func TestMuxAllow(t *testing.T) {
+	m := New(Options{}).Mux(MuxOptions{Pprof: true, Allow: func(r *http.Request) (int, string) {
+		switch r.Header.Get("Authorization") {
+		case "":
+			return http.StatusUnauthorized, "who are you?"
+		case "Bearer good":
+			return 0, ""
+		}
+		return http.StatusForbidden, "not for you"
+	}})
+	for path, open := range map[string]bool{"/healthz": true, "/readyz": true, "/metrics": false, "/debug/fleet": false, "/debug/kvcache": false, "/debug/decisions": false,
+		"/debug/decisions/x": false, "/debug/pprof/": false, "/debug/pprof/cmdline": false, "/debug/pprof/heap": false, "/": false, "/none": false, "/healthz/x": false} {
+		for token, want := range map[string]int{"": 401, "Bearer good": 0, "Bearer bad": 403} {
+			r := httptest.NewRequest("GET", path, nil)
+			if token != "" {
+				r.Header.Set("Authorization", token)
+			}
+			w := httptest.NewRecorder()
+			m.ServeHTTP(w, r)
+			if refused := w.Code == 401 || w.Code == 403; refused != (!open && want != 0) || refused && w.Code != want {
+				t.Errorf("%s with %q: got %d", path, token, w.Code)
+			}
+			if got := w.Header().Get("WWW-Authenticate"); (w.Code == 401) != (got == "Bearer") {
+				t.Errorf("%s with %q: WWW-Authenticate %q with %d", path, token, got, w.Code)
+			}
 		}
 	}
 }

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package penstock
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// fromFileConfig writes a configuration whose endpoints are in a file, and returns the flags of a picker of it.
+func fromFileConfig(t *testing.T) []string {
+	t.Helper()
+	dir := t.TempDir()
+	endpoints, config := filepath.Join(dir, "endpoints.yaml"), filepath.Join(dir, "config.yaml")
+	for path, text := range map[string]string{
+		endpoints: "endpoints: []\n",
+		config: "apiVersion: llm-d.ai/v1\nkind: EndpointPickerConfig\nplugins:\n- {type: file-discovery, parameters: {path: " + endpoints + "}}\n- type: random-picker\n" +
+			"schedulingProfiles: [{name: default, plugins: [{pluginRef: random-picker}]}]\ndataLayer: {discovery: {endpoints: {pluginRef: file-discovery}}}\n",
+	} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return []string{"--pool-name", "p", "--config-file", config, "--grpc-port", "0", "--grpc-health-port", "0", "--metrics-port", "0", "--drain-timeout", "0s", "--lame-duck", "0s"}
+}
+
+// noCluster has no environment name an API server.
+func noCluster(t *testing.T) {
+	for _, name := range []string{"KUBECONFIG", "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"} {
+		t.Setenv(name, "")
+	}
+	t.Setenv("HOME", t.TempDir())
+}
+
+// ended runs a picker that is told to end at once, and returns its log.
+func ended(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	var log bytes.Buffer
+	err := epp(ctx, args, io.Discard, &log)
+	return log.String(), err
+}
+
+// Authentication needs an API server: without one the metrics port is open, which is a warning for whoever asked for it.
+func TestEPPAuth(t *testing.T) {
+	noCluster(t)
+	args := fromFileConfig(t)
+	const open = "--metrics-endpoint-auth has no effect"
+	for _, x := range []struct {
+		flag   string
+		warned bool
+	}{{"", false}, {"--metrics-endpoint-auth", true}, {"--metrics-endpoint-auth=false", false}} {
+		given := args
+		if x.flag != "" {
+			given = append(given, x.flag)
+		}
+		log, err := ended(t, given...)
+		if err != nil || strings.Contains(log, open) != x.warned {
+			t.Errorf("%s: %v, %s", x.flag, err, log)
+		}
+	}
+	if err := serve(t.Context(), []string{"-f", "x", "--metrics-endpoint-auth"}, io.Discard, io.Discard); err == nil || !strings.Contains(err.Error(), "needs --kube") {
+		t.Errorf("serve without --kube: %v", err)
+	}
+}
+
+// Where there is an API server, it says who may read the metrics port.
+func TestEPPAuthAsks(t *testing.T) {
+	noCluster(t)
+	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(http.StatusForbidden)
+		_, _ = io.WriteString(w, `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Forbidden","code":403,"message":"no `+r.URL.Path+`"}`)
+	}))
+	defer api.Close()
+	kubeconfig := filepath.Join(t.TempDir(), "config")
+	if err := os.WriteFile(kubeconfig, []byte("apiVersion: v1\nkind: Config\ncurrent-context: c\nclusters: [{name: c, cluster: {server: '"+api.URL+"'}}]\ncontexts: [{name: c, context: {cluster: c}}]\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, auth := range []bool{false, true} {
+		c := &clusterFlags{kubeconfig: kubeconfig, namespace: "default", pool: "pool"}
+		cl, cfg, err := newCluster(c, options("default"), nil, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := defaults()
+		s.auth = auth
+		p, err := newProcess(cfg, s, io.Discard)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cl.connect(c, p); err != nil {
+			t.Fatal(err)
+		}
+		if p.allow == nil {
+			if auth {
+				t.Error("everybody may read")
+			}
+			continue
+		}
+		r := httptest.NewRequest("GET", "/metrics", nil)
+		if status, _ := p.allow(r); status != 401 {
+			t.Errorf("without a token: %d", status)
+		}
+		r.Header.Set("Authorization", "Bearer x")
+		if status, text := p.allow(r); status != 500 || !strings.Contains(text, "may not create tokenreviews") {
+			t.Errorf("without permission: %d %s", status, text)
+		}
+	}
+}
