@@ -86,7 +86,7 @@ var owners = map[string][]string{
 var misnamed = map[string]bool{
 	"github.com/prometheus/client_model/go":              true,
 	"sigs.k8s.io/gateway-api-inference-extension/api/v1": true, "k8s.io/api/coordination/v1": true, "k8s.io/api/core/v1": true, "k8s.io/api/discovery/v1": true, "k8s.io/apimachinery/pkg/apis/meta/v1": true, "k8s.io/apimachinery/pkg/api/errors": true,
-	"k8s.io/api/authentication/v1":                      true, "k8s.io/api/authorization/v1": true,
+	"k8s.io/api/authentication/v1": true, "k8s.io/api/authorization/v1": true,
 }
 
 // goFiles yields the module's Go files, those of other modules and of testdata left out.
