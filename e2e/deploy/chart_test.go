@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"errors"
 	"flag"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -69,6 +70,9 @@ var shapes = map[string][]string{
 	"alone":        {"-f=testdata/alone.values.yaml"},
 	"sidecar":      {"-f=testdata/sidecar.values.yaml"},
 	"service":      {"-f=testdata/sidecar.values.yaml", "--set=router.proxy.mode=service", "--set=router.epp.replicas=2"},
+	"leader":       {"-f=testdata/alone.values.yaml", "--set=router.epp.flags.ha-enable-leader-election=true"},
+	"sidecars":     {"-f=testdata/sidecar.values.yaml", "--set=router.epp.replicas=2"},
+	"lone":         {"-f=testdata/gateway.values.yaml", "--set=router.epp.leaderService=false", "--set=router.monitoring.prometheus.auth.enabled=false"},
 	"standby":      {"-f=testdata/standby.values.yaml"},
 	"active":       {"-f=testdata/sidecar.values.yaml", "--set=router.epp.autoscaling.enabled=true"},
 	"selector":     {"--set=router.modelServers.matchLabels.app=vllm", "--set=router.inferencePool.create=false", "--set=router.epp.replicas=3"},
@@ -146,7 +150,7 @@ func TestLint(t *testing.T) {
 
 // TestGolden shows what some shapes come to; read the diff after -update.
 func TestGolden(t *testing.T) {
-	for _, name := range []string{"seed", "alone", "standby"} {
+	for _, name := range []string{"seed", "alone", "standby", "istio"} {
 		golden(t, filepath.Join("testdata", name+".yaml"), render(t, shapes[name]...))
 	}
 }
@@ -184,6 +188,7 @@ func TestRefusals(t *testing.T) {
 		{[]string{ok, "router.epp.pluginsConfig.kind=x", "router.epp.pluginsCustomConfig.default-plugins\\.yaml=y"}, "both say what is in default-plugins.yaml"},
 		{[]string{ok, "router.proxy.priorityRouting.enabled=true"}, "router.proxy.priorityRouting: is for"},
 		{[]string{ok, "router.epp.autoscaling.enabled=true", "router.epp.flags.ha-enable-leader-election=true"}, "router.epp.autoscaling: is for replicas that all serve"},
+		{[]string{ok, "router.epp.replicas=2", "router.extraServicePorts[0].name=a", "router.extraServicePorts[0].port=1", "router.extraServicePorts[0].targetPort=b"}, "targetPort b of port a is a name"},
 		{[]string{ok, "router.proxy.enabled=true", "provider.name=istio"}, "either a Gateway is in front of the picker or a proxy"},
 		{[]string{ok, "router.proxy.enabled=true", "httpRoute.create=true"}, "httpRoute.create: is for a Gateway"},
 		{[]string{ok, "router.proxy.enabled=true", "router.inferencePool.create=false"}, "router.proxy.proxyType=penstock: finds engines by an InferencePool"},
@@ -216,6 +221,39 @@ func TestNotes(t *testing.T) {
 }
 
 var helpFlag = regexp.MustCompile(`(?m)^ +(?:-\w, )?--([-\w]+)`)
+
+// TestStandbys: where one leads, who is ready, where the Service leads, and what a rollout and a disruption may do go together.
+func TestStandbys(t *testing.T) {
+	for name, want := range map[string]struct {
+		service   string // how requests come to a leader: by the "front" that it writes, its readiness ("lone"), Envoy's health checks, or "all" serve
+		readiness string
+	}{
+		"default": {"all", "readiness"}, "alone": {"all", "readiness"}, "active": {"all", "readiness"},
+		"istio": {"front", "warm"}, "selector": {"front", "warm"}, "leader": {"front", "warm"}, "sidecars": {"front", "warm"},
+		"lone": {"lone", "readiness"}, "service": {"envoy", "warm"},
+	} {
+		list := objects(t, render(t, shapes[name]...))
+		service, deployment := find(list, "Service", "fleet-router-epp"), find(list, "Deployment", "fleet-router-epp")
+		container := at(deployment, "spec", "template", "spec", "containers", 0)
+		args := fmt.Sprint(at(container, "args"))
+		front := want.service == "front"
+		for what, ok := range map[string]bool{
+			"a leader is elected":        strings.Contains(args, "--ha-enable-leader-election=true") == (want.service != "all"),
+			"the leader leads a Service": strings.Contains(args, "--ha-service=fleet-router-epp") == front,
+			"the Service has a selector": (at(service, "spec", "selector") != nil) != front,
+			"metrics of all are found":   (find(list, "Service", "fleet-router-epp-metrics") != nil) == front,
+			"readiness":                  at(container, "readinessProbe", "grpc", "service") == want.readiness,
+			"a disruption budget":        (find(list, "PodDisruptionBudget", "fleet-router-epp") != nil) == (want.service != "lone"),
+			"none goes before another":   (at(deployment, "spec", "strategy", "rollingUpdate", "maxUnavailable") == 0) == (want.service != "lone"),
+			"it may write slices":        strings.Contains(fmt.Sprint(find(list, "Role", "fleet-router-epp-leader")), "endpointslices") == front,
+			"it may ask about tokens":    (find(list, "ClusterRole", "llm-d-fleet-fleet-router-epp-metrics-auth") != nil) == (name != "lone"),
+		} {
+			if !ok {
+				t.Errorf("%s: %s: not as it should be", name, what)
+			}
+		}
+	}
+}
 
 // TestFlags: each flag on a command line is one of that command, and a file that it names is mounted.
 func TestFlags(t *testing.T) {

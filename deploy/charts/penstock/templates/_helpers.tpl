@@ -7,9 +7,12 @@ What follows from the values. Decisions are made here, and templates look here a
   name      the picker's; pool, proxy, account and secret are other names
   replicas  of pickers
   priority  Envoy goes to them in their order
-  elect     they elect a leader; lone: it alone is ready, in Kubernetes' eyes, too
+  elect     they elect a leader
+  front     all of them are ready, and the leader itself writes where the Service leads
+  lone      the leader alone is ready, in Kubernetes' eyes, too
+  scraped   the Service by which Prometheus finds them
   http      the port that the proxy listens on
-  auth      Prometheus shows a token
+  auth      who reads metrics shows a token
   secure    ext_proc speaks TLS
 */}}
 {{- define "penstock.facts" -}}
@@ -20,7 +23,8 @@ What follows from the values. Decisions are made here, and templates look here a
 {{- $priority := and (eq $mode "service") $r.proxy.priorityRouting.enabled -}}
 {{- $replicas := $priority | ternary (add $r.proxy.priorityRouting.primaryReplicas $r.proxy.priorityRouting.standbyReplicas) $r.epp.replicas | int -}}
 {{- $said := get $flags "ha-enable-leader-election" | toString -}}
-{{- $elect := and (not $priority) (ne $mode "alone") (not $r.epp.autoscaling.enabled) (or (eq $said "true") (and (gt $replicas 1) (ne $said "false"))) -}}
+{{- $elect := and (not $priority) (not $r.epp.autoscaling.enabled) (or (eq $said "true") (and (gt $replicas 1) (ne $mode "alone") (ne $said "false"))) -}}
+{{- $front := and $elect (ne $mode "service") $r.epp.leaderService -}}
 {{- $short := trunc 40 .Release.Name | trimSuffix "-" -}}
 {{- $name := printf "%s-epp" $short -}}
 {{- $http := 8081 -}}
@@ -35,9 +39,11 @@ host: {{ printf "%s.%s.svc.%s" $name .Release.Namespace $r.clusterDomain }}
 replicas: {{ $replicas }}
 priority: {{ $priority }}
 elect: {{ $elect }}
-lone: {{ and $elect (ne $mode "service") }}
+front: {{ $front }}
+lone: {{ and $elect (ne $mode "service") (not $front) }}
+scraped: {{ $front | ternary (printf "%s-metrics" $name) $name }}
 http: {{ $http | int }}
-auth: {{ $r.monitoring.prometheus.auth.enabled }}
+auth: {{ and $r.monitoring.prometheus.auth.enabled (ne "false" (get $flags "metrics-endpoint-auth" | toString)) }}
 secure: {{ ne "false" (get $flags "secure-serving" | toString) }}
 failOpen: {{ and $r.proxy.enabled (not $own) $r.proxy.failOpen }}
 {{- end -}}
@@ -76,7 +82,7 @@ labels: {{- include "penstock.labels" (list $ (last .)) | nindent 2 }}
 {{- if eq $is.mode "alone" -}}
 {{-   $flags = merge $flags (dict "kube" true "filename" $file "http" (printf ":%v" $is.http) "extproc" "off" "metrics" ":9090" "health" (printf ":%v" $r.epp.grpcHealthPort)) -}}
 {{- else -}}
-{{-   $flags = merge $flags (dict "config-file" $file "grpc-port" $r.epp.extProcPort "grpc-health-port" $r.epp.grpcHealthPort "metrics-port" 9090) -}}
+{{-   $flags = merge $flags (dict "config-file" $file "grpc-port" $r.epp.extProcPort "grpc-health-port" $r.epp.grpcHealthPort "metrics-port" 9090 "metrics-endpoint-auth" $is.auth) -}}
 {{-   if eq $is.mode "service" -}}{{- $flags = set $flags "health-checking" true -}}{{- end -}}
 {{-   if $r.epp.tls.secretName -}}{{- $flags = set $flags "cert-path" "/tls" -}}{{- end -}}
 {{- end -}}
@@ -91,6 +97,7 @@ labels: {{- include "penstock.labels" (list $ (last .)) | nindent 2 }}
 {{-   $flags = merge $flags (dict "endpoint-selector" (join "," $labels) "endpoint-target-ports" (join "," $ports)) -}}
 {{- end -}}
 {{- if $is.elect -}}{{- $flags = set $flags "ha-enable-leader-election" true -}}{{- end -}}
+{{- if $is.front -}}{{- $flags = merge $flags (dict "ha-service" $is.name) -}}{{- end -}}
 {{- range $k, $v := merge (deepCopy ($r.epp.flags | default dict)) $flags }}
 - {{ printf "--%s=%v" $k $v | quote }}
 {{- end -}}
@@ -360,6 +367,13 @@ spec:
 {{- end -}}
 {{- if and $r.proxy.priorityRouting.enabled (not $is.priority) -}}
 {{-   fail "router.proxy.priorityRouting: is for router.proxy.enabled=true with proxyType=envoy and mode=service" -}}
+{{- end -}}
+{{- if $is.front -}}
+{{-   range $r.extraServicePorts -}}
+{{-     if and (kindIs "string" .targetPort) (not (regexMatch "^[0-9]+$" .targetPort)) -}}
+{{-       fail (printf "router.extraServicePorts: targetPort %s of port %s is a name: write its number, since the leader itself says where the Service leads (or set router.epp.leaderService=false)" .targetPort .name) -}}
+{{-     end -}}
+{{-   end -}}
 {{- end -}}
 {{- if and $r.epp.autoscaling.enabled (or $is.priority (eq "true" (get ($r.epp.flags | default dict) "ha-enable-leader-election" | toString))) -}}
 {{-   fail "router.epp.autoscaling: is for replicas that all serve: remove router.epp.flags.ha-enable-leader-election and router.proxy.priorityRouting" -}}
