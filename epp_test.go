@@ -116,3 +116,65 @@ func TestEPPAuthAsks(t *testing.T) {
 		}
 	}
 }
+
+// A flag with a value that it cannot have is a misuse, which says what would be right.
+func TestEPPMisused(t *testing.T) {
+	noCluster(t)
+	args := fromFileConfig(t)
+	for flag, want := range map[string]string{
+		"--grpc-max-recv-msg-size=16MB":     "want a quantity",
+		"--grpc-max-send-msg-size=-1":       "want 1 to 2Gi less 1",
+		"--grpc-max-send-msg-size=0":        "want 1 to 2Gi less 1",
+		"--metrics-client-ca-file=x":        "needs --metrics-cert-dir",
+		"--metrics-endpoint-auth=maybe":     "invalid argument",
+		"--tls-min-version=VersionTLS10":    "want VersionTLS12 or VersionTLS13",
+		"--zap-encoder=xml":                 "want json or console",
+		"--zap-log-level=loud":              "want debug, info, error, panic, or a whole number above 0",
+		"--zap-log-level=0":                 "want debug, info, error, panic, or a whole number above 0",
+		"--zap-stacktrace-level=debug":      "want info, error or panic",
+		"--zap-time-encoding=noon":          "want one of epoch, millis, nano, iso8601, rfc3339, rfc3339nano",
+		"--total-queued-requests-metric=x":  "is gone",
+		"--refresh-metrics-interval=1ms":    "at least 50ms",
+		"--metrics-staleness-threshold=0s":  "above 0",
+		"--tls-cipher-suites=TLS_NULL_NULL": "no cipher suite",
+	} {
+		var out bytes.Buffer
+		if code := dispatch(t.Context(), append([]string{"epp", flag}, args...), io.Discard, &out); code != 2 || !strings.Contains(out.String(), want) {
+			t.Errorf("%s: exit %d, %s; want %q", flag, code, &out, want)
+		}
+	}
+}
+
+// Flags of llm-d that have a say are heeded, and nothing is said of them.
+func TestEPPFlags(t *testing.T) {
+	noCluster(t)
+	args := fromFileConfig(t)
+	for flags, want := range map[string]string{
+		"":                                 `"level":"INFO","msg":"listening"`,
+		"--zap-encoder console":            `level=INFO msg=listening`,
+		"--zap-devel":                      `level=INFO msg=listening`,
+		"--zap-devel --zap-encoder json":   `"level":"INFO","msg":"listening"`,
+		"--zap-time-encoding nano":         `{"time":1`,
+		"--zap-log-level info -v 1":        `"level":"INFO","msg":"listening"`,
+		"--zap-stacktrace-level info":      `"stacktrace":"goroutine`,
+		"--grpc-max-recv-msg-size 16Mi":    `"msg":"listening"`,
+		"--grpc-max-send-msg-size 4194304": `"msg":"listening"`,
+		"--enable-cert-reload --enable-grpc-stream-metrics": `has no effect`,
+	} {
+		log, err := ended(t, append(strings.Fields(flags), args...)...)
+		if len(log) > 2000 {
+			log = log[:2000]
+		}
+		if err != nil || !strings.Contains(log, want) {
+			t.Errorf("%s: %v, %s; want %s", flags, err, log, want)
+		}
+		if strings.Contains(log, "has no effect") != strings.Contains(want, "effect") {
+			t.Errorf("%s: %s", flags, log)
+		}
+	}
+	for _, level := range []string{"error", "panic", "1"} {
+		if log, err := ended(t, append(args, "--zap-log-level", level)...); err != nil || log != "" {
+			t.Errorf("--zap-log-level %s: %v, %s", level, err, log)
+		}
+	}
+}

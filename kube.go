@@ -6,12 +6,9 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
-	"maps"
 	"net"
 	"os"
 	"slices"
@@ -386,81 +383,4 @@ func news(problems []config.Problem, before map[string]bool) (fresh []config.Pro
 		}
 	}
 	return fresh, now
-}
-
-// fieldFlags adds those of llm-d's flags that change nothing here, and those that it removed, which say where to look.
-// What it returns tells of those that were given.
-func fieldFlags(fs *pflag.FlagSet) func(*slog.Logger) {
-	without := map[string]string{
-		"enable-grpc-stream-metrics":          "streams are among the metrics in any case",
-		"enable-cert-reload":                  "certificates are followed in any case",
-		"grpc-max-recv-msg-size":              "pieces of bodies have their own bounds, spec.limits of a Penstock document",
-		"grpc-max-send-msg-size":              "pieces of bodies have their own bounds, spec.limits of a Penstock document",
-		"refresh-prometheus-metrics-interval": "pool metrics are made when they are asked for",
-		"zap-encoder":                         "logs are lines of text",
-		"zap-devel":                           "logs are lines of text",
-		"zap-log-level":                       "write -v",
-		"zap-stacktrace-level":                "logs have no stack traces",
-		"zap-time-encoding":                   "times are as RFC 3339 has them",
-		"tracing":                             "there are no traces yet",
-		"metrics-cert-dir":                    "the metrics port speaks plain HTTP",
-		"metrics-client-ca-file":              "the metrics port speaks plain HTTP",
-	}
-	for _, name := range slices.Sorted(maps.Keys(without)) {
-		fs.String(name, "", "accepted, has no effect: "+without[name])
-		if slices.Contains([]string{"enable-cert-reload", "enable-grpc-stream-metrics", "tracing", "zap-devel"}, name) {
-			fs.Lookup(name).NoOptDefVal = "true"
-		}
-	}
-	for _, name := range []string{"total-queued-requests-metric", "total-running-requests-metric", "kv-cache-usage-percentage-metric", "lora-info-metric", "cache-info-metric"} {
-		fs.Var(removed(name), name, "removed")
-		_ = fs.MarkHidden(name)
-	}
-	return func(log *slog.Logger) {
-		for _, name := range slices.Sorted(maps.Keys(without)) {
-			if fs.Changed(name) {
-				log.Warn("--" + name + " has no effect: " + without[name])
-			}
-		}
-	}
-}
-
-// tlsFlags adds what the certificate of the ext_proc door goes with.
-func (s *settings) tlsFlags(fs *pflag.FlagSet) {
-	fs.StringVar(&s.minTLS, "tls-min-version", "", "lowest version of TLS at the ext_proc door: VersionTLS12 (the default) or VersionTLS13")
-	fs.StringSliceVar(&s.ciphers, "tls-cipher-suites", nil, "cipher suites of TLS 1.2 at the ext_proc door, by Go's names (default Go's)")
-}
-
-// versionsTLS are the versions that the ext_proc door may speak.
-var versionsTLS = map[string]uint16{"": tls.VersionTLS12, "VersionTLS12": tls.VersionTLS12, "VersionTLS13": tls.VersionTLS13}
-
-// restrict has a certificate's listener speak only what flags allow.
-func (s *settings) restrict(c *tls.Config) error {
-	version, ok := versionsTLS[s.minTLS]
-	if !ok {
-		return misused("--tls-min-version %q: want VersionTLS12 or VersionTLS13", s.minTLS)
-	}
-	c.MinVersion = version
-	for _, name := range s.ciphers {
-		i := slices.IndexFunc(tls.CipherSuites(), func(s *tls.CipherSuite) bool { return s.Name == name })
-		if i < 0 {
-			return misused("--tls-cipher-suites: no cipher suite %q is safe: want such as TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256", name)
-		}
-		c.CipherSuites = append(c.CipherSuites, tls.CipherSuites()[i].ID)
-	}
-	return nil
-}
-
-// removed is a flag that llm-d does not have any more.
-type removed string
-
-// String is empty: the flag has no value.
-func (removed) String() string { return "" }
-
-// Type is that of what was written there.
-func (removed) Type() string { return "string" }
-
-// Set says where to write the value.
-func (r removed) Set(string) error {
-	return fmt.Errorf("--%s is gone: write the metric's name in the configuration (plugins: - {type: core-metrics-extractor, parameters: {engineConfigs: …}})", string(r))
 }

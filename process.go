@@ -37,19 +37,21 @@ type settings struct {
 	http, extproc, health, metrics string // addresses; empty for off
 	secure                         bool   // TLS at the ext_proc door
 	certPath                       string
+	metricsCerts, metricsClients   string        // folder with the metrics port's certificate; authorities of who may connect
 	minTLS                         string        // lowest version; empty for TLS 1.2
 	ciphers                        []string      // of TLS 1.2; none for Go's
 	healthOnDoor                   bool          // the health service also on the ext_proc port
 	lameDuck, drain                time.Duration // told to end: requests still come in; open ones may finish
 	interval, stale                time.Duration // of scrapes; of signals
 	pprof                          bool
-	auth                           bool // who reads the metrics port needs a token
-	verbosity                      int
-	showEndpoint                   bool // dev: say who served
-	trustLoopback                  bool // dev: the proxy heeds control headers from this machine
-	quiet                          bool // no access lines
-	scores, allSubsets             bool // ext_proc: tell totals; ignore subset hints
-	experimental                   bool // alpha plugins and those for tests are allowed
+	auth                           bool         // who reads the metrics port needs a token
+	maxReceive, maxSend            api.Quantity // of a message at the ext_proc door; 0 for the defaults
+	logging
+	showEndpoint       bool // dev: say who served
+	trustLoopback      bool // dev: the proxy heeds control headers from this machine
+	quiet              bool // no access lines
+	scores, allSubsets bool // ext_proc: tell totals; ignore subset hints
+	experimental       bool // alpha plugins and those for tests are allowed
 	// dial opens connections to endpoints; nil for the network's.
 	dial func(ctx context.Context, network, address string) (net.Conn, error)
 }
@@ -77,7 +79,11 @@ type process struct {
 // newProcess builds a gateway for a configuration. Nothing runs yet.
 func newProcess(cfg *config.Config, s settings, log io.Writer) (*process, error) {
 	p := &process{settings: s}
-	p.log = observe.NewLogger(log, s.verbosity)
+	how, err := s.logging.options()
+	if err != nil {
+		return nil, err
+	}
+	p.log = observe.NewLogger(log, how)
 	p.store = fleet.NewStore()
 	p.names = dns.New(p.store, nil, p.log)
 	commit, ref := buildInfo()
@@ -104,13 +110,18 @@ func newProcess(cfg *config.Config, s settings, log io.Writer) (*process, error)
 
 // run serves until ctx ends, then lets open requests finish. Sources and metrics end last.
 func (p *process) run(ctx context.Context, cfg *config.Config) error {
-	var certificate *tls.Config
+	var certificates certificates
 	var err error
 	if p.secure && p.extproc != "" {
-		if certificate, err = extproc.Certificate(p.certPath, p.log); err != nil {
+		if certificates.extproc, err = certificate(p.certPath, p.log, "h2"); err != nil {
 			return err
 		}
-		if err := p.restrict(certificate); err != nil {
+		if err := p.restrict(certificates.extproc); err != nil {
+			return err
+		}
+	}
+	if p.metricsCerts != "" && p.metrics != "" {
+		if certificates.metrics, err = p.metricsCertificate(); err != nil {
 			return err
 		}
 	}
@@ -127,11 +138,31 @@ func (p *process) run(ctx context.Context, cfg *config.Config) error {
 	if p.started != nil {
 		p.started(l)
 	}
-	return p.serve(ctx, cfg, l, certificate)
+	return p.serve(ctx, cfg, l, certificates)
+}
+
+// certificates are what listeners speak TLS with; nil for plaintext.
+type certificates struct{ extproc, metrics *tls.Config }
+
+// metricsCertificate is what the metrics port speaks TLS with.
+func (p *process) metricsCertificate() (*tls.Config, error) {
+	c, err := certificate(p.metricsCerts, p.log, "h2", "http/1.1")
+	if err != nil {
+		return nil, fmt.Errorf("--metrics-cert-dir: %w", err)
+	}
+	if err := p.restrict(c); err != nil {
+		return nil, err
+	}
+	if p.metricsClients != "" {
+		if err := demand(c, p.metricsClients, p.log); err != nil {
+			return nil, fmt.Errorf("--metrics-client-ca-file: %w", err)
+		}
+	}
+	return c, nil
 }
 
 // serve is run on listeners that are open.
-func (p *process) serve(ctx context.Context, cfg *config.Config, l *listeners, certificate *tls.Config) error {
+func (p *process) serve(ctx context.Context, cfg *config.Config, l *listeners, certificates certificates) error {
 	behind, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	open, shut := context.WithCancel(behind)
@@ -156,7 +187,7 @@ func (p *process) serve(ctx context.Context, cfg *config.Config, l *listeners, c
 	}
 	if l.metrics != nil {
 		rest.Go(func() error {
-			return serveHTTP(restCtx, l.metrics, p.obs.Mux(observe.MuxOptions{Ready: p.notReady, Config: p.inForce, Pprof: p.pprof, Allow: p.allow}))
+			return serveTLS(restCtx, l.metrics, certificates.metrics, p.log, p.obs.Mux(observe.MuxOptions{Ready: p.notReady, Config: p.inForce, Pprof: p.pprof, Allow: p.allow}))
 		})
 	}
 	if l.health != nil {
@@ -164,7 +195,7 @@ func (p *process) serve(ctx context.Context, cfg *config.Config, l *listeners, c
 			return extproc.RunHealth(restCtx, l.health, func() bool { return p.notReady() == nil }, func() bool { return p.cold() == nil }, p.election != nil)
 		})
 	}
-	p.openDoors(doorsCtx, doors, l, cfg, certificate)
+	p.openDoors(doorsCtx, doors, l, cfg, certificates.extproc)
 	doors.Go(func() error {
 		<-doorsCtx.Done()
 		p.gw.Drain() // new only where a source has failed
@@ -198,7 +229,7 @@ func (p *process) openDoors(ctx context.Context, g *errgroup.Group, l *listeners
 	if l.extproc != nil {
 		door := extproc.New(p.gw, extproc.Options{
 			Door: &p.doors.extproc, Log: p.log, Drain: p.drain, TLS: certificate,
-			HealthChecking: p.healthOnDoor, Ready: func() bool { return p.notReady() == nil },
+			MaxMessage: int(p.maxReceive), MaxSend: int(p.maxSend), HealthChecking: p.healthOnDoor, Ready: func() bool { return p.notReady() == nil },
 		})
 		g.Go(func() error { return door.Run(ctx, l.extproc) })
 	}
@@ -267,10 +298,19 @@ func (l *listeners) close() {
 }
 
 func serveHTTP(ctx context.Context, lis net.Listener, h http.Handler) error {
-	srv := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute}
+	return serveTLS(ctx, lis, nil, slog.Default(), h)
+}
+
+// serveTLS serves HTTPS; without a certificate, HTTP.
+func serveTLS(ctx context.Context, lis net.Listener, certificate *tls.Config, log *slog.Logger, h http.Handler) error {
+	srv := &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: time.Minute, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug), TLSConfig: certificate}
 	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
 	defer stop()
-	if err := srv.Serve(lis); !errors.Is(err, http.ErrServerClosed) {
+	serve := srv.Serve
+	if certificate != nil {
+		serve = func(lis net.Listener) error { return srv.ServeTLS(lis, "", "") }
+	}
+	if err := serve(lis); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
 	return nil

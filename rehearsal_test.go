@@ -184,7 +184,7 @@ func (s *staged) real(t *testing.T) (out report.Run) {
 		g.store.SetEndpoints("test", specs)
 		serving, leave := context.WithCancel(ctx)
 		running.Go(func() {
-			if err := g.serve(serving, cfg, &listeners{http: lines.listen("gateway:80")}, nil); err != nil {
+			if err := g.serve(serving, cfg, &listeners{http: lines.listen("gateway:80")}, certificates{}); err != nil {
 				t.Error(err)
 			}
 		})

@@ -27,7 +27,7 @@ const authHelp = "read the metrics port only with a bearer token whose user may,
 
 // defaults are the settings that all gateways begin with.
 func defaults() settings {
-	return settings{lameDuck: lameDuck(), drain: 30 * time.Second, interval: 50 * time.Millisecond, stale: 2 * time.Second, pprof: true, verbosity: 2}
+	return settings{lameDuck: lameDuck(), drain: 30 * time.Second, interval: 50 * time.Millisecond, stale: 2 * time.Second, pprof: true, logging: logging{verbosity: 2}}
 }
 
 // lameDuck is how long a gateway still lets requests in when it is told to end. In a Kubernetes pod those who send
@@ -50,16 +50,22 @@ func (s *settings) common(fs *pflag.FlagSet) {
 	fs.BoolVar(&s.secure, "secure-serving", s.secure, "TLS at the ext_proc door, with a self-signed certificate unless --cert-path")
 	fs.BoolVar(&s.experimental, "allow-experimental-plugins", s.experimental, "accept plugins that are alpha, or for tests")
 	fs.StringVar(&s.certPath, "cert-path", "", "folder with tls.crt and tls.key for the ext_proc door; followed when they change")
+	s.tlsFlags(fs)
+	fs.StringVar(&s.metricsCerts, "metrics-cert-dir", "", "folder with tls.crt and tls.key, followed when they change: the metrics port speaks HTTPS (default plain HTTP)")
+	fs.StringVar(&s.metricsClients, "metrics-client-ca-file", "", "certificates, in PEM, of authorities, followed when they change: only clients with a certificate of theirs may speak with the metrics port; needs --metrics-cert-dir")
 }
 
 func (s *settings) check() error {
 	if s.interval < 50*time.Millisecond {
 		return misused("--refresh-metrics-interval %v: must be at least 50ms", s.interval)
 	}
+	if s.metricsClients != "" && s.metricsCerts == "" {
+		return misused("--metrics-client-ca-file needs --metrics-cert-dir: clients show certificates only where the metrics port has one")
+	}
 	if s.stale <= 0 {
 		return misused("--metrics-staleness-threshold %v: must be above 0", s.stale)
 	}
-	return nil
+	return s.restrict(&tls.Config{})
 }
 
 func serve(ctx context.Context, args []string, stdout, stderr io.Writer) error {
@@ -180,7 +186,8 @@ func epp(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	fs.BoolVar(&s.allSubsets, "disable-endpoint-subset-filter", false, "ignore subset hints of the data plane")
 	s.common(fs)
 	fs.BoolVar(&s.auth, "metrics-endpoint-auth", s.auth, authHelp)
-	s.tlsFlags(fs)
+	s.sizeFlags(fs)
+	s.logging.add(fs)
 	unused := fieldFlags(fs)
 	if err := parse(fs, args); err != nil {
 		return err
@@ -200,7 +207,7 @@ func epp(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err := errors.Join(c.check(), c.picks()); err != nil {
 		return err
 	}
-	if err := errors.Join(s.check(), s.restrict(&tls.Config{})); err != nil {
+	if err := s.check(); err != nil {
 		return err
 	}
 	s.extproc, s.health, s.metrics = ":"+strconv.Itoa(*port), ":"+strconv.Itoa(*health), ":"+strconv.Itoa(*metrics)
@@ -214,7 +221,11 @@ func epp(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	case *configText != "":
 		texts = []config.Document{{Name: "--config-text", Data: []byte(*configText), Needed: true, Lines: true}}
 	}
-	unused(observe.NewLogger(stderr, s.verbosity))
+	how, err := s.logging.options()
+	if err != nil {
+		return err
+	}
+	unused(observe.NewLogger(stderr, how))
 	if !c.allPools && c.selector == "" {
 		cfg, err := eppConfig(*configFile, *configText, &config.Pool{Namespace: c.namespace, Name: c.pool, PickerRef: c.pool + "-epp"}, s.experimental)
 		if err != nil {
@@ -227,7 +238,7 @@ func epp(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			return fromFile(ctx, cfg, s, c.kubeconfig, fs.Changed("metrics-endpoint-auth"), stderr)
 		}
 	}
-	err := inCluster(ctx, &c, s, o, texts, files, stderr)
+	err = inCluster(ctx, &c, s, o, texts, files, stderr)
 	if errors.Is(err, kube.ErrNoCluster) {
 		return fmt.Errorf("the configuration has no endpoints, and %w. Endpoints come from an API server, or from a file (plugins: - {type: file-discovery, parameters: {path: …}}, dataLayer: {discovery: {endpoints: {pluginRef: file-discovery}}})", err)
 	}

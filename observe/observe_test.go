@@ -548,7 +548,7 @@ func TestMuxAllow(t *testing.T) {
 func TestNewLogger(t *testing.T) {
 	for v, want := range []string{"WARN ERROR", "WARN ERROR", "INFO WARN ERROR", "INFO WARN ERROR", "DEBUG INFO WARN ERROR", "TRACE DEBUG INFO WARN ERROR", "TRACE DEBUG INFO WARN ERROR"} {
 		var b bytes.Buffer
-		log := NewLogger(&b, v)
+		log := NewLogger(&b, LogOptions{Level: Level(v), Stack: Panic})
 		for _, l := range []slog.Level{Trace, slog.LevelDebug, slog.LevelInfo, slog.LevelWarn, slog.LevelError} {
 			log.Log(t.Context(), l, "x")
 		}
@@ -642,4 +642,42 @@ func TestFleetShowsWhatPagesSay(t *testing.T) {
 			t.Errorf("a cluster that told its averages is not ready: %d", n)
 		}
 	})
+}
+
+// Log lines look as they are wanted; times are those of 2024-05-06 07:08:09.123456789 in UTC+2.
+func TestLogOptions(t *testing.T) {
+	at := time.Date(2024, 5, 6, 7, 8, 9, 123456789, time.FixedZone("", 7200))
+	for _, x := range []struct {
+		opt  LogOptions
+		want string
+	}{
+		{LogOptions{Stack: Panic}, `{"time":"2024-05-06T07:08:09.123456789+02:00","level":"WARN","msg":"m","a":{"time":1}}`},
+		{LogOptions{Stack: Panic, Times: "epoch"}, `{"time":1714972089.1234567,"level":"WARN","msg":"m","a":{"time":1}}`},
+		{LogOptions{Stack: Panic, Times: "millis"}, `{"time":1714972089123.4568,"level":"WARN","msg":"m","a":{"time":1}}`},
+		{LogOptions{Stack: Panic, Times: "nano"}, `{"time":1714972089123456789,"level":"WARN","msg":"m","a":{"time":1}}`},
+		{LogOptions{Stack: Panic, Times: "iso8601"}, `{"time":"2024-05-06T07:08:09.123+0200","level":"WARN","msg":"m","a":{"time":1}}`},
+		{LogOptions{Stack: Panic, Times: "rfc3339"}, `{"time":"2024-05-06T07:08:09+02:00","level":"WARN","msg":"m","a":{"time":1}}`},
+		{LogOptions{Stack: slog.LevelError, Console: true, Times: "rfc3339nano"}, `time=2024-05-06T07:08:09.123456789+02:00 level=WARN msg=m a.time=1`},
+		{LogOptions{Stack: Panic, Level: slog.LevelError}, ``},
+	} {
+		var b bytes.Buffer
+		h := NewLogger(&b, x.opt).WithGroup("a").Handler()
+		r := slog.NewRecord(at, slog.LevelWarn, "m", 0)
+		r.AddAttrs(slog.Int("time", 1))
+		if h.Enabled(t.Context(), r.Level) {
+			if err := h.Handle(t.Context(), r); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := strings.TrimSpace(b.String()); got != x.want {
+			t.Errorf("%+v: got %s, want %s", x.opt, got, x.want)
+		}
+	}
+	var b bytes.Buffer
+	log := NewLogger(&b, LogOptions{Stack: slog.LevelError}).With("x", 1)
+	log.Warn("w")
+	log.Error("e")
+	if lines := strings.Split(b.String(), "\n"); len(lines) != 3 || strings.Contains(lines[0], "stack") || !strings.Contains(lines[1], `"x":1,"stacktrace":"goroutine`) {
+		t.Errorf("got %s", &b)
+	}
 }

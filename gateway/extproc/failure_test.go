@@ -292,6 +292,45 @@ func TestOutOfOrder(t *testing.T) {
 	c.clean()
 }
 
+// A message over a limit of the operator's ends its stream, and the request is told as broken.
+func TestMessageLimits(t *testing.T) {
+	for name, x := range map[string]struct {
+		opt  Options
+		body int
+		code codes.Code
+		told string
+	}{
+		"in, at the limit":   {Options{MaxMessage: 3000}, 2990, codes.OK, ""},
+		"in, over the limit": {Options{MaxMessage: 3000}, 4000, codes.ResourceExhausted, "received message larger than max (4008 vs. 3000)"},
+		"out, under it":      {Options{MaxSend: 63_000}, 100_000, codes.OK, ""},
+		"out, over it":       {Options{MaxSend: 2000}, 4000, codes.ResourceExhausted, "trying to send message larger than max"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, newFake(0), x.opt)
+			c := r.open()
+			c.send(reqHeadersMsg(false), reqBodyMsg(text(x.body), true))
+			if x.code == codes.OK {
+				c.recv()
+				if got := c.body(reqBody, -1); len(got) != x.body {
+					t.Errorf("got %d bytes", len(got))
+				}
+				c.finish()
+				return
+			}
+			var err error
+			for err == nil {
+				_, err = c.stream.Recv()
+			}
+			if status.Code(err) != x.code || !strings.Contains(err.Error(), x.told) {
+				t.Errorf("got %v, want %q", err, x.told)
+			}
+			if e := r.wantEnd(observe.Broken); e.failed == nil || !strings.Contains(e.failed.Error(), x.told) {
+				t.Errorf("the request failed by %v", e.failed)
+			}
+		})
+	}
+}
+
 func TestPanicIsContained(t *testing.T) {
 	f := newFake(0)
 	f.place = func(context.Context, *fakeExchange) (*gateway.Placement, *gateway.Refusal) { panic("broken plugin") }

@@ -4,6 +4,7 @@ package extproc
 
 import (
 	"context"
+	"errors"
 	"net"
 	"slices"
 	"time"
@@ -115,7 +116,10 @@ func RunHealth(ctx context.Context, lis net.Listener, ready, warm func() bool, e
 	case <-ctx.Done():
 	}
 	g.Stop()
-	return <-failed
+	if err := <-failed; !errors.Is(err, grpc.ErrServerStopped) { // which it is when it had not begun
+		return err
+	}
+	return nil
 }
 
 // Peer is the health service of another picker.

@@ -199,3 +199,14 @@ func TestPeer(t *testing.T) {
 		t.Errorf("gone: got %v, %v", got, err)
 	}
 }
+
+// Whoever is told to end before it began ends well.
+func TestHealthEndsAtOnce(t *testing.T) {
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	for range 20 {
+		if err := RunHealth(ctx, bufconn.Listen(1), func() bool { return true }, func() bool { return true }, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+}

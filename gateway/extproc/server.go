@@ -30,10 +30,13 @@ const Service = "envoy.service.ext_proc.v3.ExternalProcessor"
 type Options struct {
 	// Door says whose control headers are heeded.
 	Door *gateway.Door
-	// TLS is what to serve with, such as [Certificate] gives; nil serves plaintext.
+	// TLS is what to serve with; nil serves plaintext.
 	TLS *tls.Config
 	// Drain is how long open streams may take to end when the server stops.
 	Drain time.Duration
+	// MaxMessage is the longest message that may come in, MaxSend the longest that may go out, in bytes. 0 is what the
+	// gateway's bound of a body needs, and none.
+	MaxMessage, MaxSend int
 	// HealthChecking serves grpc.health.v1 on this port too.
 	HealthChecking bool
 	// Ready tells whether requests can be served; nil is always. Draining is no business of it.
@@ -90,11 +93,14 @@ const messageRoom = 64 << 20
 // Run serves until ctx ends, and then until the open streams do or the drain time is over.
 func (s *Server) Run(ctx context.Context, lis net.Listener) error {
 	limit := int64(math.MaxInt32)
-	if s.maxBody > 0 {
+	switch {
+	case s.opt.MaxMessage > 0:
+		limit = min(limit, int64(s.opt.MaxMessage))
+	case s.maxBody > 0:
 		limit = min(limit, s.maxBody+messageRoom)
 	}
 	s.transport = wire.New(wire.Options{
-		Handler: (*handler)(s), TLS: s.opt.TLS, Drain: s.opt.Drain, MaxMessage: int(limit),
+		Handler: (*handler)(s), TLS: s.opt.TLS, Drain: s.opt.Drain, MaxMessage: int(limit), MaxSend: s.opt.MaxSend,
 		StreamWindow: streamWindow, ConnWindow: connectionWindow, Log: s.log, Poison: s.poison,
 	})
 	return s.transport.Serve(ctx, lis)

@@ -168,7 +168,14 @@ func (s *session) letGo() {
 }
 
 // send sends a reply.
-func (s *session) send(r reply) error { return s.stream.Send(r.data...) }
+func (s *session) send(r reply) error {
+	err := s.stream.Send(r.data...)
+	if status, ok := err.(*wire.Status); ok && s.x != nil { // a message over a limit
+		s.x.Fail(status)
+		s.end(observe.Broken)
+	}
+	return err
+}
 
 // message handles one message.
 func (s *session) message(data *wire.Message) (err error) {

@@ -163,7 +163,7 @@ func shut(ch chan struct{}) {
 
 // Send sends a message and takes a reference of each of its pieces over, whatever it returns. It
 // does not wait: what the peer does not take yet is kept, and the peer is not let send more
-// meanwhile. Unless called by the reader, in which case it is written together with
+// meanwhile. A message over the limit is not sent, and the error is a [*Status] for the peer. Unless called by the reader, in which case it is written together with
 // whatever else the reader's burst brings, it is written at once.
 func (s *Stream) Send(pieces ...Piece) error {
 	n := 0
@@ -173,14 +173,18 @@ func (s *Stream) Send(pieces ...Piece) error {
 	c := s.c
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if s.gone || s.finished {
+	long := c.srv.opt.MaxSend > 0 && n > c.srv.opt.MaxSend
+	if s.gone || s.finished || long {
 		for i := range pieces {
 			pieces[i].Free()
 		}
-		if s.finished {
+		switch {
+		case s.finished:
 			return ErrFinished
+		case s.gone:
+			return s.why
 		}
-		return s.why
+		return &Status{ResourceExhausted, fmt.Sprintf("grpc: trying to send message larger than max (%d vs. %d)", n, c.srv.opt.MaxSend)}
 	}
 	if !s.headed {
 		s.headed = true

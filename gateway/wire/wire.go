@@ -30,6 +30,8 @@ type Options struct {
 	Drain time.Duration
 	// MaxMessage is the longest message that may come in; the default is 4 MiB.
 	MaxMessage int
+	// MaxSend is the longest message that may go out: a longer one ends its stream. The default is no limit.
+	MaxSend int
 	// MaxStreams is how many streams a connection may have at a time; the default is 2^31-1.
 	MaxStreams int
 	// MaxHeaders is how long the headers of a stream may be in all; the default is 256 KiB.
