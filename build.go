@@ -55,6 +55,8 @@ type site struct {
 	mu     sync.Mutex
 	unread map[string]bool // endpoint files that were never read
 	cfg    *config.Config  // in force
+	// problems are what is wrong with the configuration that was last read.
+	problems []config.Problem
 }
 
 // ready says which endpoints are not known yet, or nil.

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -120,6 +121,7 @@ func discoveries(cfg *config.Config) []string {
 func (p *process) follow(ctx context.Context, g *errgroup.Group, cfg *config.Config) {
 	g.Go(func() error { return p.names.Run(ctx) })
 	r := &reloading{process: p, started: cfg, current: cfg}
+	p.hold(cfg.Warnings)
 	r.round, r.stop = p.discoverAll(ctx, cfg)
 	g.Go(func() error {
 		defer r.end()
@@ -156,6 +158,8 @@ func (r *reloading) again(ctx context.Context) []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	next, problems := r.reload()
+	all := problems
+	defer func() { r.hold(all) }()
 	if next != nil && next.Digest == r.current.Digest && r.cluster == nil {
 		return r.watched(r.current)
 	}
@@ -167,7 +171,9 @@ func (r *reloading) again(ctx context.Context) []string {
 		return r.watched(r.current)
 	}
 	if path := emptied(r.current, next); path != "" {
-		r.log.Error("a file is empty, as one is that is being written: delete it, or write endpoints: [] for no endpoints", slog.String("path", path))
+		const text = "a file is empty, as one is that is being written: delete it, or write endpoints: [] for no endpoints"
+		r.log.Error(text, slog.String("path", path))
+		all = append(slices.Clip(all), config.Problem{Severity: config.Error, File: path, Text: text})
 		next = nil
 	}
 	if next == nil {
@@ -185,6 +191,7 @@ func (r *reloading) again(ctx context.Context) []string {
 	r.round, r.stop = r.discoverAll(ctx, r.current)
 	if err != nil {
 		r.log.Error("the configuration cannot be used; the last good one stays in force", slog.Any("error", err))
+		all = append(slices.Clip(all), config.Problem{Severity: config.Error, Text: err.Error()})
 		return r.watched(r.current)
 	}
 	r.setTrust(next.Penstock.Trust)
@@ -194,6 +201,24 @@ func (r *reloading) again(ctx context.Context) []string {
 	}
 	r.log.Info("configuration reloaded", slog.Int("pools", len(next.Pools)))
 	return r.watched(next)
+}
+
+// hold keeps what is wrong with the configuration that was last read, for /debug/fleet, and counts its errors. In a cluster
+// objects may well be for the pools of others.
+func (p *process) hold(problems []config.Problem) {
+	if p.cluster != nil {
+		problems = slices.DeleteFunc(slices.Clone(problems), func(o config.Problem) bool { return strings.HasSuffix(o.Text, config.NotAmong) })
+	}
+	p.mu.Lock()
+	p.problems = problems
+	p.mu.Unlock()
+	errors := 0
+	for _, o := range problems {
+		if o.Severity == config.Error {
+			errors++
+		}
+	}
+	p.obs.ConfigErrors(errors)
 }
 
 // watched are the paths that a reload depends on: those that were named, and the files found there.

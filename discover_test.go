@@ -400,3 +400,27 @@ func TestWhatIsSaidOfEndpoints(t *testing.T) {
 		t.Errorf("got\n%s\nwant\n%s", g, w)
 	}
 }
+
+// What is wrong with what was last read is on /debug/fleet and among the metrics, until it is right.
+func TestProblemsAreShown(t *testing.T) {
+	dir := t.TempDir()
+	put(t, dir, "pool.yaml", poolText("p", 1))
+	p, _ := following(t, dir)
+	shows := func(problem string, errors int) {
+		t.Helper()
+		until(t, fmt.Sprintf("%q and %d errors", problem, errors), func() bool {
+			metrics := httptest.NewRecorder()
+			p.obs.Handler().ServeHTTP(metrics, httptest.NewRequest("GET", "/metrics", nil))
+			all := strings.Join(p.inForce().(inForce).Problems, "\n")
+			return strings.Contains(all, problem) && (errors > 0 || all == "") &&
+				strings.Contains(metrics.Body.String(), fmt.Sprintf("\npenstock_config_errors %d\n", errors))
+		})
+	}
+	shows("", 0)
+	put(t, dir, "pool.yaml", strings.Replace(poolText("p", 1), "targetPorts", "targetPort", 1))
+	shows("pool.yaml:6: spec.targetPort: ", 1)
+	put(t, dir, "pool.yaml", "")
+	shows("pool.yaml: a file is empty", 1)
+	put(t, dir, "pool.yaml", poolText("p", 2))
+	shows("", 0)
+}

@@ -10,6 +10,10 @@ import (
 // The configuration in force, as /debug/fleet shows it: what was written, with defaults filled in. No secrets.
 type (
 	inForce struct {
+		// Problems are those of what was last read, at most shownProblems. What has an error counts for nothing, or what it
+		// said before stays in force.
+		Problems []string `json:"problems,omitempty"`
+
 		Pools  []poolInForce `json:"pools"`
 		Limits api.Limits    `json:"limits"`
 		Trust  trustInForce  `json:"trust"`
@@ -69,13 +73,21 @@ type (
 	}
 )
 
+// shownProblems bounds the problems on /debug/fleet.
+const shownProblems = 100
+
 // inForce shows the configuration that the last apply put into force.
 func (p *process) inForce() any {
 	p.mu.Lock()
-	cfg := p.cfg
+	cfg, problems := p.cfg, p.problems
 	p.mu.Unlock()
 	spec := &cfg.Penstock
 	v := inForce{Pools: []poolInForce{}, Limits: spec.Limits, Health: spec.Health, Stale: p.stale.String(), Trust: trustInForce{CIDRs: []string{}}}
+	for _, o := range problems {
+		if o.Severity > config.Note && len(v.Problems) < shownProblems {
+			v.Problems = append(v.Problems, o.String())
+		}
+	}
 	if p.election != nil {
 		l := p.election.State()
 		v.Leader = &leaderInForce{Here: l.Leads, Holder: l.Holder, Address: l.Address, Trouble: l.Trouble}

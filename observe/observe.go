@@ -62,6 +62,7 @@ type Observer struct {
 	queues                    queues
 	caches                    caches
 	kube                      Kube
+	configErrors              prometheus.Gauge
 	predicted, prompts        prometheus.Histogram
 	tokenizers                *prometheus.CounterVec
 
@@ -122,6 +123,8 @@ func (o *Observer) register(opt Options) {
 		Help: "Endpoints passed over because requests to them failed."})
 	o.rewrites = prometheus.NewCounterVec(prometheus.CounterOpts{Name: prefix + "model_rewrite_decisions_total",
 		Help: "Requests whose model a rule of an InferenceModelRewrite chose."}, []string{"model_rewrite_name", "model_name", "target_model"})
+	o.configErrors = prometheus.NewGauge(prometheus.GaugeOpts{Name: "penstock_config_errors",
+		Help: "Errors in the files and objects that say what is to be served, as last read. What they said before stays in force, or they count for nothing."})
 	info := prometheus.NewGauge(prometheus.GaugeOpts{Name: prefix + "info", Help: "This build.",
 		ConstLabels: prometheus.Labels{"commit": opt.Commit, "build_ref": opt.Build}})
 	info.Set(1)
@@ -137,8 +140,11 @@ func (o *Observer) register(opt Options) {
 		return float64(o.access.dropped.Load())
 	})
 	o.registry.MustRegister(&o.table, &o.attempts, &o.queues, &o.caches, &pools{o: o}, o.predicted, o.prompts, o.tokenizers, o.schedule, o.request, o.answer, o.plugins, o.pollErrors,
-		o.extractErrors, o.droppedHeaders, o.ejections, o.rewrites, info, ends, dropped, o.kube.failed, o.kube.differs, o.kube.leads, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+		o.extractErrors, o.droppedHeaders, o.ejections, o.rewrites, o.configErrors, info, ends, dropped, o.kube.failed, o.kube.differs, o.kube.leads, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 }
+
+// ConfigErrors tells how many errors there are in what was last read of the configuration.
+func (o *Observer) ConfigErrors(n int) { o.configErrors.Set(float64(n)) }
 
 // served reports whether some endpoint serves the model, or a rule names it.
 func (o *Observer) served(model string) bool {
