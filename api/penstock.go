@@ -30,7 +30,8 @@ type PenstockSpec struct {
 type Health struct {
 	// ConsecutiveFailures is how many answers in a row with 500, 502, 503 or 504, or broken off, eject an endpoint.
 	ConsecutiveFailures int `json:"consecutiveFailures"`
-	// FirstEjection is how long the first ejection lasts; each further one in a row lasts twice as long.
+	// FirstEjection is how long the first ejection lasts; each further one in a row lasts twice as long. An endpoint whose
+	// metrics could be read and cannot is passed over until they can be again, or for LongestEjection.
 	FirstEjection Duration `json:"firstEjection"`
 	// LongestEjection bounds an ejection. While the endpoint's metrics page can be read it is 2s at most.
 	LongestEjection Duration `json:"longestEjection"`

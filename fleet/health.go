@@ -17,7 +17,8 @@ type HealthPolicy struct {
 	// Failures in a row eject an endpoint: answers 500, 502, 503 and 504, and answers that break off. One
 	// connection that cannot be made, or breaks before a byte of the answer, does so at once.
 	Failures int
-	// First is how long the first ejection lasts; each further one in a row twice as long, up to Longest.
+	// First is how long the first ejection lasts; each further one in a row twice as long, up to Longest. An endpoint whose
+	// metrics page could be read and cannot stays out for Longest each time.
 	First, Longest time.Duration
 	// SlowStart is the time over which an endpoint that healed gets its share of requests back.
 	SlowStart time.Duration
@@ -30,8 +31,8 @@ func DefaultHealth() HealthPolicy {
 	return HealthPolicy{Failures: 5, First: time.Second, Longest: 30 * time.Second, SlowStart: 10 * time.Second, MinShare: 0.2}
 }
 
-// quick bounds an ejection unless the endpoint's metrics page, which was read once, cannot be either; and the
-// wait for a request that finds out.
+// quick bounds an ejection unless the endpoint's metrics page, which was read once, cannot be either: then it lasts until
+// that can, or Longest. It bounds the wait for a request that finds out, too.
 const quick = 2 * time.Second
 
 // HealthState is our judgement of an incarnation.
@@ -160,7 +161,10 @@ func (e *Endpoint) Health(now time.Time, p *HealthPolicy, stale time.Duration) H
 	}
 	v.State, v.Until = Ejected, h.until
 	silent := !e.Waiting.At.IsZero() && !e.Waiting.Fresh(now, stale)
-	if soon := h.since.Add(quick); !silent && soon.Before(v.Until) {
+	switch soon, late := h.since.Add(quick), h.since.Add(p.Longest); {
+	case silent && late.After(v.Until): // no request needs to find out what its page tells
+		v.Until = late
+	case !silent && soon.Before(v.Until):
 		v.Until = soon
 	}
 	if !now.Before(v.Until) && (h.probe.IsZero() || now.Sub(h.probe) >= quick) {

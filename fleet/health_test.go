@@ -169,6 +169,22 @@ func TestEjectionIsShortWhileThePageIsRead(t *testing.T) {
 	}
 }
 
+// No request is spent on an endpoint whose page could be read and cannot: it is tried when that can be, or after Longest.
+func TestASilentEndpointIsNotTried(t *testing.T) {
+	j := judge(t, 2)
+	e := j.e[0]
+	e.Waiting = Signal{0, j.now}
+	j.after(time.Minute)
+	e.Load.Fail(j.now, &j.p, true, "no route")
+	j.after(j.p.Longest - 1)
+	j.want("01", Ejected)
+	e.Waiting.At = j.now
+	j.want("11", Probed)
+	e.Waiting.At = j.now.Add(-time.Minute)
+	j.after(1)
+	j.want("11", Probed)
+}
+
 // A probe whose request never ends does not keep the endpoint out for ever.
 func TestLostProbe(t *testing.T) {
 	j := judge(t, 2)

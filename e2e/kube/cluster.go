@@ -48,7 +48,7 @@ const adminToken = "admin"
 // New starts a cluster that has the CRD of InferencePool and no other.
 func New(t *testing.T) *Cluster {
 	t.Helper()
-	c := &Cluster{t: t, dir: t.TempDir(), bin: os.Getenv("PENSTOCK_KUBE_BIN"), addr: gateway4 + ":6443"}
+	c := &Cluster{t: t, dir: t.TempDir(), bin: os.Getenv("PENSTOCK_KUBE_BIN"), addr: api4 + ":6443"}
 	c.certificates(t)
 	client, peer := rig.Addr(t), rig.Addr(t)
 	rig.Start(t, "etcd", filepath.Join(c.bin, "etcd"), "--name=default", "--data-dir="+filepath.Join(c.dir, "etcd"), "--unsafe-no-fsync",
@@ -84,7 +84,7 @@ func (c *Cluster) Start(t testing.TB) {
 	}
 	file := func(name string) string { return filepath.Join(c.dir, name) }
 	c.server = rig.Start(c.t, "kube-apiserver", filepath.Join(c.bin, "kube-apiserver"), "--etcd-servers=http://"+string(etcd),
-		"--bind-address=0.0.0.0", "--secure-port=6443", "--advertise-address="+gateway4, "--endpoint-reconciler-type=none",
+		"--bind-address=0.0.0.0", "--secure-port=6443", "--advertise-address="+api4, "--endpoint-reconciler-type=none",
 		"--tls-cert-file="+file("server.crt"), "--tls-private-key-file="+file("server.key"), "--cert-dir="+c.dir,
 		"--token-auth-file="+file("tokens"), "--authorization-mode=RBAC", "--service-cluster-ip-range=10.0.0.0/24",
 		"--service-account-issuer=https://kubernetes.default.svc",
@@ -236,7 +236,7 @@ func (c *Cluster) certificates(t testing.TB) {
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "kube-apiserver"},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour), IsCA: true, BasicConstraintsValid: true,
 		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		DNSNames: []string{"localhost", "kubernetes.default.svc"}, IPAddresses: []net.IP{net.ParseIP(gateway4), net.ParseIP("127.0.0.1")}}
+		DNSNames: []string{"localhost", "kubernetes.default.svc"}, IPAddresses: []net.IP{net.ParseIP(api4), net.ParseIP("127.0.0.1")}}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
 		t.Fatal(err)

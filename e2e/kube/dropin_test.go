@@ -21,22 +21,37 @@ func TestDropIn(t *testing.T) {
 	t.Run("crds come and go", c.crdsComeAndGo) // first, since there are none yet
 	c.ours(t)
 	t.Run("pods", c.podsComeAndGo)
+	t.Run("streams survive", c.streamsSurvive)
+	t.Run("IPv6", c.ipv6)
 	t.Run("engines fail", c.enginesFail)
 	t.Run("rolling update", c.rollingUpdate)
 	t.Run("scale to zero", c.scaleToZero)
 	t.Run("objectives", c.objectives)
+	t.Run("configuration", c.configEdits)
+	t.Run("pool definition", c.poolDefinition)
+	t.Run("watches drop", c.watchesDrop)
 	t.Run("API outage", c.outage)
+	t.Run("unreachable", c.unreachable)
 	t.Run("permissions", c.permissions)
 }
 
-// whole ends a load and fails the test when an answer was not whole.
-func whole(t *testing.T, l *Load) {
-	t.Helper()
+// whole ends a load and fails the test when an answer was not whole, or when the picker did not count what became of each
+// request, of this load and of others.
+func (s *site) whole(l *Load) {
+	s.t.Helper()
 	all := l.Stop()
-	t.Log(all)
+	s.t.Log(all)
 	if len(all.Lost()) > 0 {
-		t.Error("requests were lost that could have been served")
+		s.t.Error("requests were lost that could have been served")
 	}
+	s.counted()
+}
+
+// counted waits until the picker has counted the outcome of each request that was sent.
+func (s *site) counted() {
+	s.t.Helper()
+	s.measures("penstock_request_end_total", float64(sentTo(s.http)))
+	s.measures("penstock_inflight_drift", 0)
 }
 
 // podsComeAndGo changes the pool's pods in all the ways in which pods change by themselves or by an operator.
@@ -68,7 +83,7 @@ func (c *Cluster) podsComeAndGo(t *testing.T) {
 	s.serves(l, a, again)
 	s.Kubectl(t, "patch", "pod", "-n", s.ns, "a", "--subresource=status", "--type=merge", "-p", `{"status":{"phase":"Failed"}}`)
 	s.serves(l, again)
-	whole(t, l)
+	s.whole(l)
 }
 
 // enginesFail kills an engine and switches a node off. What those had in hand is lost, and nothing else.
@@ -107,40 +122,36 @@ func (c *Cluster) rollingUpdate(t *testing.T) {
 		s.Kubectl(t, "delete", "pod", "-n", s.ns, fmt.Sprintf("old-%d", i+1))
 	}
 	s.serves(l, next...)
-	whole(t, l)
+	s.whole(l)
 }
 
 // scaleToZero takes the last engine away: who asks waits for the next, for as long as noEndpointRequestTTL says, also after
 // that is edited in the ConfigMap that the picker has mounted.
 func (c *Cluster) scaleToZero(t *testing.T) {
+	const clients = 8
 	s := c.site(t, []string{"epp"}, nil, "a")
-	s.Kubectl(t, "delete", "pod", "-n", s.ns, "a")
-	waiting := make(chan Outcome)
-	for i := range 5 {
-		go func() { waiting <- Ask(s.http, fmt.Sprintf("request %d to an empty pool", i)) }()
+	l := Traffic(t, s.http, clients, 8, nil)
+	s.serves(l, s.endpoint("a"))
+	for range 2 {
+		s.Kubectl(t, "delete", "pod", "-n", s.ns, "a")
+		s.measures("llm_d_epp_flow_control_queue_size", clients)
+		s.serves(l, s.engine("a", ""))
 	}
-	rig.Eventually(t, "five requests to wait", func() error {
-		got, err := s.metric("llm_d_epp_flow_control_queue_size")
-		if err == nil && got != 5 {
-			err = fmt.Errorf("%v wait", got)
-		}
-		return err
-	})
-	back := s.engine("a", "")
-	for range 5 {
-		if o := <-waiting; o.Err != nil || o.Endpoint != back {
-			t.Errorf("asked while there was no engine: %+v", o)
-		}
-	}
+	s.whole(l)
 	s.Kubectl(t, "delete", "pod", "-n", s.ns, "a")
 	s.Apply(t, s.ns, basics("1s"))
-	rig.Eventually(t, "the shorter time to be in force", func() error {
-		o := Ask(s.http, "to an empty pool")
-		if o.Status != http.StatusServiceUnavailable || o.Took > 30*time.Second {
-			return fmt.Errorf("%+v", o)
+	s.shows("/debug/fleet", `"noEndpointRequestTTL": "1s"`)
+	refused, err := s.metric("penstock_request_end_total", `end="refused"`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		if o := Ask(s.http, "to an empty pool"); o.Status != http.StatusServiceUnavailable || o.Took < time.Second {
+			t.Errorf("%+v", o)
 		}
-		return nil
-	})
+	}
+	s.measures("penstock_request_end_total", refused+3, `end="refused"`)
+	s.counted()
 }
 
 // objectives edits objectives while requests with them come.
@@ -163,7 +174,7 @@ func (c *Cluster) objectives(t *testing.T) {
 	s.priority("older", 9)
 	s.Kubectl(t, "delete", "inferenceobjective", "-n", s.ns, "premium")
 	s.priority("premium", 0)
-	whole(t, l)
+	s.whole(l)
 }
 
 // crdsComeAndGo starts with the CRD of InferencePool alone; the optional ones are installed, removed and installed again.
@@ -178,7 +189,7 @@ func (c *Cluster) crdsComeAndGo(t *testing.T) {
 		s.Kubectl(t, "delete", "-f", filepath.Join(rig.Root(), "deploy", "crds"))
 		s.priority("premium", 0)
 	}
-	whole(t, l)
+	s.whole(l)
 }
 
 // outage makes the API server hang, and then end and come back, under load. What has changed meanwhile is seen afterwards.
@@ -199,7 +210,7 @@ func (c *Cluster) outage(t *testing.T) {
 	s.Cluster.Start(t)
 	fourth := s.engine("d", "")
 	s.serves(l, a, b, third, fourth)
-	whole(t, l)
+	s.whole(l)
 }
 
 // permissions takes the picker's permissions away, some and then all, and gives them back. A watch that is open goes on
@@ -238,5 +249,5 @@ func (c *Cluster) permissions(t *testing.T) {
 	s.serves(l, a, b, unseen)
 	s.objective("premium", 41)
 	s.priority("premium", 41)
-	whole(t, l)
+	s.whole(l)
 }

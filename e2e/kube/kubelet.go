@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -29,8 +31,10 @@ type Kubelet struct {
 
 	mu   sync.Mutex
 	pods map[string]*pod // by UID, also those that have ended: the watch may still speak of them
-	next int             // address
 }
+
+// addresses counts the pods of all clusters, so that no two have the same address and neighbours that remember one are right.
+var addresses atomic.Int64
 
 // manifest is what the kubelet reads of a pod.
 type manifest struct {
@@ -77,7 +81,7 @@ type container struct {
 
 func newKubelet(t *testing.T, c *Cluster) *Kubelet {
 	ctx, cancel := context.WithCancel(context.Background())
-	k := &Kubelet{c: c, penstock: rig.Penstock(t), dir: t.TempDir(), ctx: ctx, pods: map[string]*pod{}, next: 1}
+	k := &Kubelet{c: c, penstock: rig.Penstock(t), dir: t.TempDir(), ctx: ctx, pods: map[string]*pod{}}
 	k.work.Go(k.watch)
 	t.Cleanup(func() {
 		cancel()
@@ -147,7 +151,7 @@ func (k *Kubelet) seen(m manifest) {
 		}
 		p = &pod{k: k, manifest: m, dir: filepath.Join(k.dir, m.Metadata.UID), ending: make(chan int, 1), removed: make(chan struct{}),
 			lost: make(chan time.Duration, 1), ended: make(chan struct{}), exited: make(chan *process, 8), restarts: map[string]int{}}
-		p.number, k.next = k.next, k.next+1
+		p.number = int(addresses.Add(1))
 		k.pods[m.Metadata.UID] = p
 		k.work.Go(func() {
 			p.live(k.ctx)
@@ -174,24 +178,54 @@ func (k *Kubelet) pod(namespace, name string) *pod {
 	return nil
 }
 
-// Crash kills a pod's processes. They start again in the same pod, with the same address.
-func (k *Kubelet) Crash(t testing.TB, namespace, name string) {
+// running is a running pod by its name.
+func (k *Kubelet) running(t testing.TB, namespace, name string) *pod {
 	t.Helper()
 	p := k.pod(namespace, name)
 	if p == nil {
 		t.Fatalf("no pod %s/%s", namespace, name)
 	}
-	p.kill()
+	return p
+}
+
+// Crash kills a pod's processes. They start again in the same pod, with the same address.
+func (k *Kubelet) Crash(t testing.TB, namespace, name string) {
+	t.Helper()
+	k.running(t, namespace, name).kill()
+}
+
+// Signal sends a signal to a pod's processes.
+func (k *Kubelet) Signal(t testing.TB, namespace, name string, s syscall.Signal) {
+	t.Helper()
+	for _, pid := range k.running(t, namespace, name).pids() {
+		syscall.Kill(-pid, s)
+	}
+}
+
+// Drop breaks the connections between a pod and the API server.
+func (k *Kubelet) Drop(t testing.TB, namespace, name string) {
+	t.Helper()
+	if _, err := output("ip", "netns", "exec", k.running(t, namespace, name).name(), "ss", "-K", "dst", api4); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Cut has what a pod sends to the API server go nowhere, or no longer.
+func (k *Kubelet) Cut(t testing.TB, namespace, name string, cut bool) {
+	t.Helper()
+	command := "neigh del " + api4 + " dev eth0"
+	if cut {
+		command = "neigh replace " + api4 + " lladdr 02:00:00:00:00:01 dev eth0 nud permanent"
+	}
+	if err := link(k.running(t, namespace, name).name(), command); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // Unready makes a pod's readiness probe fail, or no longer, while it serves all the same.
 func (k *Kubelet) Unready(t testing.TB, namespace, name string, unready bool) {
 	t.Helper()
-	p := k.pod(namespace, name)
-	if p == nil {
-		t.Fatalf("no pod %s/%s", namespace, name)
-	}
-	p.unready.Store(unready)
+	k.running(t, namespace, name).unready.Store(unready)
 }
 
 // Lose switches a node off: its pods answer nothing any more, and the cluster learns of it only after a while.
@@ -246,6 +280,11 @@ func (k *Kubelet) Logs(namespace, name string) string {
 func (k *Kubelet) Addr(t testing.TB, namespace, name string) string {
 	t.Helper()
 	var addr string
+	defer func() {
+		if addr == "" {
+			t.Logf("what pod %s printed:\n%s", name, k.Logs(namespace, name))
+		}
+	}()
 	rig.Eventually(t, "pod "+name+" to be ready", func() error {
 		var got struct {
 			Status struct {

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -25,6 +26,7 @@ type Outcome struct {
 	Start       time.Time
 	First, Took time.Duration // to the first event, to the end
 	Status      int           // 0 when there was no answer
+	Events      int           // of the answer
 	Endpoint    string        // that answered
 	Err         error         // why the answer is not whole
 }
@@ -47,8 +49,7 @@ func Traffic(t testing.TB, addr string, clients, tokens int, header http.Header)
 	for i := range clients {
 		l.clients.Go(func() {
 			for n := 0; ctx.Err() == nil; n++ {
-				body := strings.Replace(rig.Body(fmt.Sprintf("client %d, request %d", i, n), true), `"max_tokens":16`, fmt.Sprintf(`"max_tokens":%d`, tokens), 1)
-				o := stream(transport, addr, body, header)
+				o := stream(transport, addr, tokensOf(rig.Body(fmt.Sprintf("client %d, request %d", i, n), true), tokens), header)
 				l.mu.Lock()
 				l.outcomes = append(l.outcomes, o)
 				l.mu.Unlock()
@@ -63,10 +64,41 @@ func Traffic(t testing.TB, addr string, clients, tokens int, header http.Header)
 	return l
 }
 
+// Once is a load of one request.
+func Once(t testing.TB, addr string, tokens int, header http.Header) *Load {
+	l := &Load{cancel: func() {}}
+	l.clients.Go(func() {
+		o := stream(&http.Transport{DisableKeepAlives: true}, addr, tokensOf(rig.Body("alone", true), tokens), header)
+		l.mu.Lock()
+		l.outcomes = append(l.outcomes, o)
+		l.mu.Unlock()
+	})
+	t.Cleanup(l.clients.Wait)
+	return l
+}
+
+// tokensOf is a body that asks for so many.
+func tokensOf(body string, tokens int) string {
+	return strings.Replace(body, `"max_tokens":16`, fmt.Sprintf(`"max_tokens":%d`, tokens), 1)
+}
+
+// sent counts the requests by the address that they were sent to.
+var sent sync.Map
+
+// sentTo is how many requests were sent to an address.
+func sentTo(addr string) int64 {
+	if n, ok := sent.Load(addr); ok {
+		return n.(*atomic.Int64).Load()
+	}
+	return 0
+}
+
 // stream sends one request and reads its answer to the end. A request has two minutes.
 func stream(transport http.RoundTripper, addr, body string, header http.Header) (o Outcome) {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
+	count, _ := sent.LoadOrStore(addr, new(atomic.Int64))
+	count.(*atomic.Int64).Add(1)
 	o.Start = time.Now()
 	defer func() { o.Took = time.Since(o.Start) }()
 	request, err := http.NewRequestWithContext(ctx, "POST", "http://"+addr+"/v1/chat/completions", strings.NewReader(body))
@@ -93,6 +125,9 @@ func stream(transport http.RoundTripper, addr, body string, header http.Header) 
 	for lines.Scan() {
 		if o.First == 0 {
 			o.First = time.Since(o.Start)
+		}
+		if strings.HasPrefix(lines.Text(), "data: ") {
+			o.Events++
 		}
 		done = done || strings.HasPrefix(lines.Text(), "data: [DONE]")
 	}

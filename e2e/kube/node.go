@@ -26,9 +26,10 @@ import (
 // gaie is where the CRDs of InferencePool come from: the module of the Gateway API Inference Extension.
 const gaie = "sigs.k8s.io/gateway-api-inference-extension@v1.6.0"
 
-// The node's addresses on the pods' network. 10.245.0.0/16 is routed to the pod with the annotation that asks for it.
+// The node's addresses on the pods' network, and that of the API server. 10.245.0.0/16 is routed to the pod with the annotation that asks for it.
 const (
 	gateway4 = "10.244.0.1"
+	api4     = "10.244.0.2"
 	gateway6 = "fd00:244::1"
 	many     = "10.245.0.0/16"
 )
@@ -63,7 +64,7 @@ func outside() int {
 	if err != nil {
 		return fail(err)
 	}
-	for _, program := range []string{"ip", "mount"} {
+	for _, program := range []string{"ip", "mount", "ss"} {
 		if _, err := exec.LookPath(program); err != nil {
 			return fail(fmt.Errorf("%w: install iproute2 and mount", err))
 		}
@@ -101,6 +102,7 @@ func network() error {
 		"ip link add br0 type bridge",
 		"ip link set br0 up",
 		"ip addr add " + gateway4 + "/16 dev br0",
+		"ip addr add " + api4 + "/16 dev br0",
 		"ip addr add " + gateway6 + "/64 dev br0 nodad",
 	} {
 		if _, err := output(strings.Fields(argv)...); err != nil {
@@ -111,7 +113,11 @@ func network() error {
 	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
 		return err
 	}
-	return os.MkdirAll(secrets, 0o755)
+	// Folders of tests end with the node, too, also when a test does not clean up.
+	if err := os.Setenv("TMPDIR", "/run/tests"); err != nil {
+		return err
+	}
+	return errors.Join(os.MkdirAll("/run/tests", 0o755), os.MkdirAll(secrets, 0o755))
 }
 
 // output runs a program and returns what it printed, without the last line's end.

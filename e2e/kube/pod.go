@@ -81,16 +81,16 @@ func (p *pod) path() string {
 	return "/api/v1/namespaces/" + p.manifest.Metadata.Namespace + "/pods/" + p.manifest.Metadata.Name
 }
 
-// ip is the pod's address: the one that its annotation asks for, else the next.
+// ip is the pod's address, of the family that its annotation asks for.
 func (p *pod) ip() string {
-	switch a := p.manifest.Metadata.Annotations; {
-	case a["test/address"] != "":
-		return a["test/address"]
-	case a["test/family"] == "IPv6":
-		return fmt.Sprintf("fd00:244::%x", 16+p.number)
+	if p.manifest.Metadata.Annotations["test/family"] == "IPv6" {
+		return p.ip6()
 	}
-	return fmt.Sprintf("10.244.%d.%d", 1+p.number/250, 1+p.number%250)
+	return p.ip4()
 }
+
+func (p *pod) ip4() string { return fmt.Sprintf("10.244.%d.%d", 1+p.number/250, 1+p.number%250) }
+func (p *pod) ip6() string { return fmt.Sprintf("fd00:244::%x", 16+p.number) }
 
 // picker reports whether it runs an Endpoint Picker.
 func (p *pod) picker() bool {
@@ -206,12 +206,9 @@ func (p *pod) network() error {
 	if err != nil {
 		return err
 	}
-	address := []string{"addr add " + p.ip() + "/16 dev eth0"}
+	// Each pod can reach both families; the API has one address of it.
+	address := []string{"addr add " + p.ip4() + "/16 dev eth0", "addr add " + p.ip6() + "/64 dev eth0 nodad"}
 	gateway := "route add default via " + gateway4
-	if strings.Contains(p.ip(), ":") {
-		// The API server listens on the IPv4 address only; a second address is for that.
-		address = []string{"addr add " + p.ip() + "/64 dev eth0 nodad", fmt.Sprintf("addr add 10.244.%d.%d/16 dev eth0", 1+p.number/250, 1+p.number%250)}
-	}
 	if p.manifest.Metadata.Annotations["test/serves"] != "" {
 		address = append(address, "route add local "+p.manifest.Metadata.Annotations["test/serves"]+" dev lo")
 	}
@@ -246,7 +243,7 @@ func (k *Kubelet) program(c container) []string {
 
 // run starts a container.
 func (p *pod) run(c container) error {
-	env := map[string]string{"KUBERNETES_SERVICE_HOST": gateway4, "KUBERNETES_SERVICE_PORT": "6443"}
+	env := map[string]string{"KUBERNETES_SERVICE_HOST": api4, "KUBERNETES_SERVICE_PORT": "6443"}
 	for _, e := range c.Env {
 		env[e.Name] = e.Value
 		if e.ValueFrom != nil && e.ValueFrom.FieldRef != nil {

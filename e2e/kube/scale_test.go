@@ -64,7 +64,7 @@ func TestManyPods(t *testing.T) {
 	})
 	known(pods)
 	t.Logf("%d pods added and %d removed in %v; RSS %.0f MiB", pods, pods, time.Since(churn).Round(time.Millisecond), s.RSS(ns, "epp"))
-	whole(t, l)
+	s.whole(l)
 }
 
 // TestManyPools serves ten pools of twenty pods from one process, and from ten.

@@ -177,11 +177,21 @@ func (s *site) envoy(picker string, flags ...string) {
 	const route = "route: { cluster: chosen, timeout: 0s }"
 	text := rig.Run(s.t, nil, argv...)
 	named := strings.Replace(text, route, route+"\n                          response_headers_to_add: [{ header: { key: x-penstock-endpoint, value: \"%UPSTREAM_HOST%\" } }]", 1)
-	if named == text {
-		s.t.Fatal("deploy/envoy/envoy.yaml has no such line: " + route)
+	// A data plane's subset is what the header x-subset says.
+	const filter = "                  - name: penstock\n"
+	known := strings.Replace(named, filter, `                  - name: subset
+                    typed_config:
+                      "@type": type.googleapis.com/envoy.extensions.filters.http.header_to_metadata.v3.Config
+                      request_rules:
+                        - header: x-subset
+                          on_header_present: { metadata_namespace: envoy.lb.subset_hint, key: x-gateway-destination-endpoint-subset, type: STRING }
+                          remove: true
+`+filter, 1)
+	if named == text || known == named {
+		s.t.Fatal("deploy/envoy/envoy.yaml has no such line: " + route + ", " + filter)
 	}
 	conf := filepath.Join(s.t.TempDir(), "envoy.yaml")
-	if err := os.WriteFile(conf, []byte(named), 0o644); err != nil {
+	if err := os.WriteFile(conf, []byte(known), 0o644); err != nil {
 		s.t.Fatal(err)
 	}
 	program := filepath.Join(rig.Tool(s.t, "install-envoy.sh"), "venv", "bin", "envoy")

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kube
+
+import (
+	"fmt"
+	"testing"
+	"time"
+)
+
+// watchesDrop breaks the picker's connections with the API server again and again while pods come and go.
+func (c *Cluster) watchesDrop(t *testing.T) {
+	s := c.site(t, []string{"epp"}, nil, "a", "b-0")
+	l := Traffic(t, s.http, 8, 8, nil)
+	a := s.endpoint("a")
+	s.serves(l, a, s.endpoint("b-0"))
+	for i := range 5 {
+		s.Drop(t, s.ns, "epp")
+		next := s.engine(fmt.Sprintf("b-%d", i+1), "")
+		s.Drop(t, s.ns, "epp")
+		s.Kubectl(t, "delete", "pod", "-n", s.ns, fmt.Sprintf("b-%d", i))
+		s.Drop(t, s.ns, "epp")
+		s.objective("premium", 10+i)
+		s.serves(l, a, next)
+		s.priority("premium", 10+i)
+	}
+	s.measures("penstock_kube_list_difference", 0)
+	s.whole(l)
+}
+
+// unreachable has nothing of what the picker sends come to the API server, for a minute in which pods come and go. It goes on
+// with those that it knows; those that went meanwhile are passed over by their failures.
+func (c *Cluster) unreachable(t *testing.T) {
+	s := c.site(t, []string{"epp"}, nil, "a", "b")
+	l := Traffic(t, s.http, 8, 8, nil)
+	a, b := s.endpoint("a"), s.endpoint("b")
+	s.serves(l, a, b)
+	s.Cut(t, s.ns, "epp", true)
+	began := time.Now()
+	third := s.engine("c", "")
+	for time.Since(began) < time.Minute {
+		s.serves(l, a, b)
+	}
+	s.Cut(t, s.ns, "epp", false)
+	s.serves(l, a, b, third)
+	t.Logf("known %v after the API server could be reached again", time.Since(began.Add(time.Minute)).Round(100*time.Millisecond))
+	s.whole(l)
+}
