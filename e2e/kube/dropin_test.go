@@ -33,6 +33,8 @@ func TestDropIn(t *testing.T) {
 	t.Run("API outage", c.outage)
 	t.Run("unreachable", c.unreachable)
 	t.Run("permissions", c.permissions)
+	t.Run("llm-d", c.asLLMD)
+	t.Run("examples", c.examples)
 }
 
 // whole ends a load and fails the test when an answer was not whole, or when the picker did not count what became of each

@@ -43,13 +43,19 @@ type Load struct {
 
 // Traffic starts clients that stream answers of some tokens from the gateway at addr, with these headers.
 func Traffic(t testing.TB, addr string, clients, tokens int, header http.Header) *Load {
+	return TrafficFor(t, addr, "m", clients, tokens, header)
+}
+
+// TrafficFor is Traffic for a model.
+func TrafficFor(t testing.TB, addr, model string, clients, tokens int, header http.Header) *Load {
 	ctx, cancel := context.WithCancel(context.Background())
 	l := &Load{cancel: cancel}
 	transport := &http.Transport{MaxIdleConnsPerHost: clients}
 	for i := range clients {
 		l.clients.Go(func() {
 			for n := 0; ctx.Err() == nil; n++ {
-				o := stream(transport, addr, tokensOf(rig.Body(fmt.Sprintf("client %d, request %d", i, n), true), tokens), header)
+				body := tokensOf(rig.Body(fmt.Sprintf("client %d, request %d", i, n), true), tokens)
+				o := stream(transport, addr, strings.Replace(body, `"model":"m"`, `"model":"`+model+`"`, 1), header)
 				l.mu.Lock()
 				l.outcomes = append(l.outcomes, o)
 				l.mu.Unlock()

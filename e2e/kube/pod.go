@@ -229,16 +229,16 @@ func (k *Kubelet) program(c container) []string {
 	image := c.Image[strings.LastIndex(c.Image, "/")+1:]
 	image, _, _ = strings.Cut(image, ":")
 	switch {
+	case len(c.Command) > 0 && c.Command[0] == "/penstock":
+		return append([]string{k.penstock}, c.Command[1:]...)
 	case len(c.Command) > 0:
 		return c.Command
 	case image == "pause":
 		return nil
 	case strings.Contains(image, "vllm"):
 		return []string{k.penstock, "sim", "engine"}
-	case image == "penstock":
-		return []string{k.penstock}
 	}
-	return []string{k.penstock, "epp"} // llm-d's images of it have had several names
+	return []string{k.penstock, "epp"} // ours, and llm-d's, which had several names
 }
 
 // run starts a container.

@@ -103,14 +103,14 @@ func (c *Cluster) pickerEnds(t *testing.T, signal syscall.Signal, standby bool) 
 func (s *site) leader() (leader, other string) {
 	s.t.Helper()
 	rig.Eventually(s.t, "one picker to lead and the other to stand by", func() error {
-		a, b := s.ready("epp-0"), s.ready("epp-1")
+		a, b := s.ready(s.pickers[0]), s.ready(s.pickers[1])
 		switch {
 		case a == nil && b != nil:
-			leader, other = "epp-0", "epp-1"
+			leader, other = s.pickers[0], s.pickers[1]
 		case b == nil && a != nil:
-			leader, other = "epp-1", "epp-0"
+			leader, other = s.pickers[1], s.pickers[0]
 		default:
-			return fmt.Errorf("epp-0: %w, epp-1: %w", a, b)
+			return fmt.Errorf("%s: %w, %s: %w", s.pickers[0], a, s.pickers[1], b)
 		}
 		p := s.pod(s.ns, other)
 		if p == nil {
