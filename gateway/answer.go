@@ -28,12 +28,20 @@ func (x *Exchange) Answer(status int, h Headers) []Header {
 	return added
 }
 
+// Unreached tells that the answer is the proxy's own, since it could not connect to the endpoint, or was hung up on.
+// It comes before Answer.
+func (x *Exchange) Unreached(reason string) { x.unreached = reason }
+
 // answered judges the endpoint by its status, and collects what plugins add to the answer's head.
 func (x *Exchange) answered(status int) (added []Header) {
 	e, now := x.order[x.at], time.Now()
 	switch status {
 	case http.StatusInternalServerError, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
-		x.failed(now, false, fmt.Sprintf("it answered %d", status))
+		cause := fmt.Sprintf("it answered %d", status)
+		if x.unreached != "" {
+			cause = "the proxy could not reach it: " + x.unreached
+		}
+		x.failed(now, x.unreached != "", cause)
 	default:
 		if e.Load.Heal(now) {
 			x.g.Log.Info("endpoint healed", slog.String("endpoint", e.ID.String()), slog.String("address", e.Address))

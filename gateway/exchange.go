@@ -31,12 +31,13 @@ type Exchange struct {
 	ended   bool
 	madeID  bool
 
-	encoding request.Encoding
-	badBody  *Refusal // what is wrong with the body, told by Place
-	body     *request.Body
-	decoded  *request.Body
-	scan     *request.Scanner
-	facts    *request.Facts
+	encoding  request.Encoding
+	unreached string   // why the data plane got no answer of the endpoint
+	badBody   *Refusal // what is wrong with the body, told by Place
+	body      *request.Body
+	decoded   *request.Body
+	scan      *request.Scanner
+	facts     *request.Facts
 
 	lane    *Lane
 	cycle   *sched.Cycle // of the decision, kept until an endpoint answers

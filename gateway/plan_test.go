@@ -293,6 +293,21 @@ func TestAnswersEject(t *testing.T) {
 	}
 }
 
+// One connection that the proxy could not make does so at once.
+func TestUnreachedEjects(t *testing.T) {
+	r := newRig(t, 2, slog.LevelInfo)
+	x, p, _ := r.place(t, nil, chat("x"))
+	x.Unreached("connection_timeout")
+	x.Answer(503, headers{})
+	x.End(observe.Complete)
+	for _, e := range r.endpoints() {
+		v := e.Health(time.Now(), r.Health(), time.Second)
+		if want := e.Address == p.Endpoint.Address; (v.State == fleet.Ejected) != want || want && v.Cause != "the proxy could not reach it: connection_timeout" {
+			t.Errorf("%s: got %+v", e.Address, v)
+		}
+	}
+}
+
 // The prompt counts as work until its first output where that is streamed, and to the end where it is not.
 func TestWorkInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -9,6 +9,7 @@ package observe
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -180,7 +181,9 @@ func (o *Observer) Handler() http.Handler {
 type printer struct{ log *slog.Logger }
 
 // Println implements [promhttp.Logger].
-func (p printer) Println(v ...any) { p.log.Warn("metrics page", slog.Any("error", v)) }
+func (p printer) Println(v ...any) {
+	p.log.Warn("metrics page", slog.String("error", strings.TrimSpace(fmt.Sprintln(v...))))
+}
 
 // Running is a request's share of request_running. The zero Running has none.
 type Running struct{ s *series }

@@ -65,7 +65,9 @@ func (c *Cluster) edited(t *testing.T, manifest, place string, followed bool) {
 
 	s.Apply(t, s.ns, strings.Replace(basics("8s"), "- type: queue-scorer", "- type: queue-score", 1))
 	s.shows("/debug/fleet", place, "queue-scorer", field+`"7s"`) // what is wrong, what would be right, and what is in force
-	s.measures("penstock_config_errors", 1)
+	if n, err := s.metric("penstock_config_errors"); err != nil || n == 0 {
+		t.Errorf("%v errors of the configuration are counted, %v", n, err)
+	}
 	if followed {
 		rig.Eventually(t, "an event on the ConfigMap", func() error {
 			got, err := s.kubectl(t.Context(), "", "get", "events", "-n", s.ns, "-o", `jsonpath={range .items[*]}{.involvedObject.kind}/{.involvedObject.name} {.type} {.message}{"\n"}{end}`)

@@ -84,7 +84,7 @@ func (c *Cluster) ipv6(t *testing.T) {
 	s.measures("penstock_endpoint_stale", 0) // both are scraped
 
 	bare := strings.TrimSuffix(strings.TrimPrefix(six, "["), "]:8000")
-	groups := strings.Split(strings.Replace(bare, "::", ":0:0:0:0:0:0:", 1), ":")
+	groups := strings.Split(strings.Replace(bare, "::", ":0:0:0:0:0:", 1), ":")
 	for _, subset := range []string{six, bare, "[" + bare + "]", strings.ToUpper(strings.Join(groups, ":")), strings.ToUpper(bare), " " + six + " , 10.9.9.9:8000", "10.9.9.9, ," + bare} {
 		for range 4 {
 			o := stream(&http.Transport{DisableKeepAlives: true}, s.http, rig.Body("of a subset", true), http.Header{"X-Subset": {subset}})

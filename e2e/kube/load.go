@@ -206,11 +206,14 @@ func (all Outcomes) Longest() time.Duration {
 
 // String counts the outcomes by their kind.
 func (all Outcomes) String() string {
-	kinds := map[string]int{}
+	kinds, firsts := map[string]int{}, []string(nil)
 	for _, o := range all.Lost() {
 		text := o.Err.Error()
 		if o.Status == http.StatusOK {
 			text = "broke off: " + text
+		}
+		if kinds[text] == 0 {
+			firsts = append(firsts, fmt.Sprintf("\n  first at %s, after %v: %s", o.Start.UTC().Format("15:04:05.000"), o.Took.Round(time.Millisecond), text))
 		}
 		kinds[text]++
 	}
@@ -218,5 +221,5 @@ func (all Outcomes) String() string {
 	for _, kind := range slices.Sorted(maps.Keys(kinds)) {
 		out += fmt.Sprintf("\n  %d × %s", kinds[kind], kind)
 	}
-	return out
+	return out + strings.Join(firsts, "")
 }

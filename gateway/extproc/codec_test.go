@@ -115,6 +115,8 @@ func samples() []*extprocv3.ProcessingRequest {
 		panic(err)
 	}
 	served := respHeadersMsg(503, "text/plain", true)
+	served.Attributes = map[string]*structpb.Struct{"envoy.filters.http.ext_proc": {Fields: map[string]*structpb.Value{
+		detailsKey: structpb.NewStringValue(resetEarly + "remote_connection_failure|delayed_connect_error:_Connection_refused}")}}}
 	long := reqHeadersMsg(false, ":path", strings.Repeat("/x", 20_000), "cookie", "a", "cookie", "b", "empty", "", "bin", "\xff\x00")
 	long.MetadataContext = &corev3.Metadata{FilterMetadata: map[string]*structpb.Struct{subsetNamespace: meta, namespace: one}}
 	old := reqHeadersMsg(true)
@@ -153,6 +155,29 @@ func TestDecode(t *testing.T) {
 		// What is cut short is either malformed for both or complete for both.
 		for i := 0; i < len(b) && i < 1000; i++ {
 			compare(t, b[:i], 7)
+		}
+	}
+}
+
+// What the proxy says of an answer of its own tells whether the endpoint was reached.
+func TestUnreached(t *testing.T) {
+	for details, want := range map[string]string{
+		"via_upstream": "",
+		"upstream_reset_before_response_started{connection_timeout}":     "connection_timeout",
+		"upstream_reset_before_response_started{connection_termination}": "connection_termination",
+		"upstream_reset_before_response_started{overflow}":               "",
+		"upstream_reset_before_response_started":                         "",
+	} {
+		p := respHeadersMsg(503, "text/plain", true)
+		p.Attributes = map[string]*structpb.Struct{"other": {}, "envoy.filters.http.ext_proc": {Fields: map[string]*structpb.Value{
+			detailsKey: structpb.NewStringValue(details), "response.flags": structpb.NewNumberValue(1)}}}
+		b, err := proto.Marshal(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var m message
+		if err := m.decode([]wire.Piece{{P: b}}); err != nil || m.unreached != want {
+			t.Errorf("%s: got %q, %v, want %q", details, m.unreached, err, want)
 		}
 	}
 }

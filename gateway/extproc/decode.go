@@ -3,6 +3,7 @@
 package extproc
 
 import (
+	"bytes"
 	"slices"
 	"strings"
 
@@ -27,6 +28,7 @@ const (
 // Other fields of a ProcessingRequest.
 const (
 	fieldMetadata      = 8
+	fieldAttributes    = 9
 	fieldObservability = 10
 	fieldProtocol      = 11
 )
@@ -62,6 +64,7 @@ type message struct {
 	subset    []string
 	hasSubset bool
 	served    string
+	unreached string // why the proxy has no answer of the endpoint; empty when it has, or does not say
 	// Of the first message only:
 	hasProtocol               bool
 	requestMode, responseMode mode
@@ -121,6 +124,8 @@ func (m *message) field(c *cursor, num protowire.Number, n int) error {
 		m.choose(num)
 	case fieldMetadata:
 		return m.metadata(c.bytes(n))
+	case fieldAttributes:
+		return m.attributes(c.bytes(n))
 	case fieldProtocol:
 		return m.protocol(c.bytes(n))
 	}
@@ -291,6 +296,31 @@ func (m *message) metadata(b []byte) error {
 			})
 		}
 		return nil
+	})
+}
+
+// Envoy's words for a request whose endpoint could not be connected to, or hung up before it answered: "detail{reason}".
+const (
+	detailsKey = "response.code_details"
+	resetEarly = "upstream_reset_before_response_started{"
+)
+
+// attributes reads an entry of a map of name and Struct: 1 key, 2 value.
+func (m *message) attributes(b []byte) error {
+	return fields(b, func(num protowire.Number, typ protowire.Type, _ uint64, b []byte) error {
+		if num != 2 || typ != protowire.BytesType {
+			return nil
+		}
+		return entries(b, func(key string, value []byte) error {
+			if key != detailsKey || !bytes.Contains(value, []byte(resetEarly)) {
+				return nil
+			}
+			s, _, err := stringValue(value)
+			if reason, ok := strings.CutPrefix(s, resetEarly); ok && strings.Contains(reason, "connect") { // not such as overflow
+				m.unreached = strings.TrimSuffix(reason, "}")
+			}
+			return err
+		})
 	})
 }
 

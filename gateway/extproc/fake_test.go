@@ -35,17 +35,18 @@ type fakeExchange struct {
 	head gateway.Head
 	body *request.Body
 
-	cookie  string // the headers are the door's again after the end
-	mu      sync.Mutex
-	sent    []byte // the body, as it was when placed
-	served  string
-	status  int
-	ctype   string
-	passed  []byte
-	refused *gateway.Refusal
-	failed  error
-	restore *request.Restorer
-	ends    []observe.End
+	cookie    string // the headers are the door's again after the end
+	mu        sync.Mutex
+	sent      []byte // the body, as it was when placed
+	served    string
+	unreached string
+	status    int
+	ctype     string
+	passed    []byte
+	refused   *gateway.Refusal
+	failed    error
+	restore   *request.Restorer
+	ends      []observe.End
 }
 
 func (f *fake) begin(h gateway.Head) exchange {
@@ -91,7 +92,8 @@ func (x *fakeExchange) Evicted() *gateway.Refusal {
 	return &gateway.Refusal{Status: 429, Reason: "evicted"}
 }
 
-func (x *fakeExchange) Served(address string) { x.served = address }
+func (x *fakeExchange) Served(address string)   { x.served = address }
+func (x *fakeExchange) Unreached(reason string) { x.unreached = reason }
 
 func (x *fakeExchange) Answer(status int, h gateway.Headers) []gateway.Header {
 	x.status, x.ctype = status, h.Get("content-type")

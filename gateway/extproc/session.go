@@ -27,6 +27,7 @@ type exchange interface {
 	Attach(p []byte, owner request.Freer) *gateway.Refusal
 	Place(ctx context.Context) (*gateway.Placement, *gateway.Refusal)
 	Served(address string)
+	Unreached(reason string)
 	Answer(status int, h gateway.Headers) []gateway.Header
 	Pass(p []byte)
 	Restore() *request.Restorer
@@ -520,6 +521,9 @@ func (s *session) responseHeaders() error {
 	if !s.ended {
 		s.x.Served(m.served)
 		code, _ := strconv.Atoi(m.headers.Get(":status"))
+		if m.unreached != "" {
+			s.x.Unreached(m.unreached)
+		}
 		change.set = s.x.Answer(code, &m.headers)
 	}
 	if s.sized = m.headers.has("content-length"); s.sized && s.restore() != nil && s.responseMode != noBody && s.responseMode != buffered {
