@@ -210,14 +210,17 @@ func (k *Kubelet) Drop(t testing.TB, namespace, name string) {
 	}
 }
 
-// Cut has what a pod sends to the API server go nowhere, or no longer.
+// Cut has what a pod and the API server send each other go nowhere, or no longer: nobody hears why.
 func (k *Kubelet) Cut(t testing.TB, namespace, name string, cut bool) {
 	t.Helper()
-	command := "neigh del " + api4 + " dev eth0"
-	if cut {
-		command = "neigh replace " + api4 + " lladdr 02:00:00:00:00:01 dev eth0 nud permanent"
+	pod, command := k.running(t, namespace, name).name(), "route del "+api4+" dev lo"
+	if cut { // what comes from where nothing is sent to is dropped
+		command = "route add " + api4 + " dev lo"
+		if _, err := output("ip", "netns", "exec", pod, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/conf/all/rp_filter"); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if err := link(k.running(t, namespace, name).name(), command); err != nil {
+	if err := link(pod, command); err != nil {
 		t.Fatal(err)
 	}
 }
