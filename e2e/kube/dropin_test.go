@@ -33,6 +33,7 @@ func TestDropIn(t *testing.T) {
 	t.Run("API outage", c.outage)
 	t.Run("unreachable", c.unreachable)
 	t.Run("permissions", c.permissions)
+	t.Run("access", c.metricsAccess)
 	t.Run("llm-d", c.asLLMD)
 	t.Run("examples", c.examples)
 }

@@ -237,7 +237,10 @@ func (s *site) engine(name, more string) string {
 }
 
 // page reads a page of a picker's metrics address, as the administrator, whom its authorization lets in.
-func (s *site) page(picker, path string) (string, error) {
+func (s *site) page(picker, path string) (string, error) { return s.pageFor(picker, path, adminToken) }
+
+// pageFor reads it as the bearer of a token, or of none. What is not a success is a [Refusal].
+func (s *site) pageFor(picker, path, token string) (string, error) {
 	p := s.pod(s.ns, picker)
 	if p == nil {
 		return "", errors.New("no pod " + picker)
@@ -248,7 +251,9 @@ func (s *site) page(picker, path string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	request.Header.Set("Authorization", "Bearer "+adminToken)
+	if token != "" {
+		request.Header.Set("Authorization", "Bearer "+token)
+	}
 	response, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(request)
 	if err != nil {
 		return "", err
@@ -256,7 +261,7 @@ func (s *site) page(picker, path string) (string, error) {
 	defer response.Body.Close()
 	text, err := io.ReadAll(response.Body)
 	if err == nil && response.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %s: %s", path, response.Status, text)
+		err = Refusal{response.StatusCode, fmt.Sprintf("%s: %s: %s", path, response.Status, text)}
 	}
 	return string(text), err
 }

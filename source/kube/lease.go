@@ -38,6 +38,8 @@ const (
 	leaseTimeout  = 10 * time.Second       // of one request
 	peerPoll      = 200 * time.Millisecond // how often a standby asks the leader's health
 	peerTimeout   = time.Second
+	silentAfter   = 3 * time.Second        // how long a leader's health says nothing until it is thought to hang
+	silentLease   = 5 * time.Second        // how long the lease of such a leader lasts
 	peerHurry     = 5 * time.Second        // how long the lease is looked at again and again, once its holder is leaving
 	coldAfter     = 5 * time.Second        // how long one that could not serve lets others go first
 	aloneAfter    = 500 * time.Millisecond // how long the API server has, to say who comes after a leader that crashed
@@ -85,7 +87,7 @@ type Lead struct {
 // A standby takes a lease that was given back at once, and so one whose holder crashed: it asks the holder's health
 // service all the time, and when that breaks off and nobody listens at its address, nobody holds the lease. Otherwise
 // a lease ends when nothing was heard of its holder for its duration, during which the API server answered us: while it does
-// not, nobody is deposed. A leader that cannot reach the API server goes on until it sees that another leads.
+// not, nobody is deposed. That is sooner when the holder's health service is silent, too: it hangs. A leader that cannot reach the API server goes on until it sees that another leads.
 type Election struct {
 	opt    ElectionOptions
 	leases leases
@@ -98,6 +100,7 @@ type Election struct {
 	leads   bool
 	alone   bool   // we lead without the lease: its holder is gone, and the API server does not answer
 	gone    string // a holder that is known to be gone
+	silent  string // a holder whose health service answered once and no longer does
 	healthy time.Time
 	vacant  time.Time // since when the lease has been ours to take, while we are cold; zero for not
 	trouble string
@@ -252,10 +255,13 @@ func (e *Election) saw(lease *coordinationv1.Lease, began time.Time) bool {
 		return true
 	}
 	limit := time.Duration(deref(lease.Spec.LeaseDurationSeconds)) * time.Second
-	if time.Since(e.healthy) < 2*peerTimeout {
-		limit *= 2 // it is cut off from the API server, but it serves
-	}
 	who := holder(lease)
+	switch {
+	case time.Since(e.healthy) < 2*peerTimeout:
+		limit *= 2 // it is cut off from the API server, but it serves
+	case who == e.silent:
+		limit = min(limit, silentLease) // two ways to hear of it, and nothing comes by either
+	}
 	free := who == "" || who == e.identity() || who == e.gone || e.earlier(lease) || began.Sub(e.since) > limit
 	if !free {
 		e.vacant = time.Time{}
@@ -276,7 +282,7 @@ func (e *Election) set(lease *coordinationv1.Lease) {
 		e.vacant = time.Time{}
 	}
 	if who != before {
-		e.healthy = time.Time{}
+		e.healthy, e.silent = time.Time{}, ""
 	}
 	switch leads := e.leads || e.alone; {
 	case leads && !led:
@@ -409,7 +415,8 @@ func (e *Election) follow(ctx context.Context) {
 		is    bool
 		since time.Time
 	}
-	var lost time.Time // since when nobody has listened there
+	var lost time.Time  // since when nobody has listened there
+	var heard time.Time // when it last answered
 	hangUp := func() {
 		if peer != nil {
 			_ = peer.Close()
@@ -448,7 +455,7 @@ func (e *Election) follow(ctx context.Context) {
 		cancel()
 		switch {
 		case err == nil:
-			reached, lost = true, time.Time{}
+			reached, lost, heard = true, time.Time{}, time.Now()
 			e.answers(of.Holder, ready)
 			if ready {
 				leaving.is = false
@@ -465,6 +472,8 @@ func (e *Election) follow(ctx context.Context) {
 			if time.Since(lost) >= aloneAfter {
 				e.leadAlone(of.Holder)
 			}
+		case reached && time.Since(heard) >= silentAfter:
+			e.hangs(of.Holder)
 		}
 	}
 }
@@ -479,7 +488,7 @@ func (e *Election) answers(who string, ready bool) {
 	if holder(e.lease) != who {
 		return
 	}
-	if e.gone = ""; ready {
+	if e.gone, e.silent = "", ""; ready {
 		e.healthy = time.Now()
 	}
 	if e.alone {
@@ -498,6 +507,21 @@ func (e *Election) lose(who string) {
 		e.opt.Log.Info("the leader is gone: its health port was closed", slog.String("leader", who), slog.String("address", e.lease.Annotations[leaderAddress]))
 		signal(e.hurry)
 	}
+}
+
+// hangs notes that a holder's health service says nothing any more, though nobody refuses: it hangs, or its node is lost. The
+// lease is then looked at more often.
+func (e *Election) hangs(who string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if holder(e.lease) != who || who == e.identity() {
+		return
+	}
+	if e.silent != who {
+		e.opt.Log.Info("the leader's health service does not answer", slog.String("leader", who), slog.String("address", e.lease.Annotations[leaderAddress]))
+	}
+	e.silent = who
+	signal(e.hurry)
 }
 
 // leadAlone has us lead while the API server cannot say who does. Several may, for a while; what a picker knows is

@@ -310,10 +310,40 @@ func TestElection(t *testing.T) {
 			within(t, "a stop", until(standby), 0, 250*time.Millisecond)
 			end(c)
 		}},
-		{"a node that is lost costs the lease's duration", func(t *testing.T) {
+		{"a leader that hangs, or whose node is lost, costs some seconds", func(t *testing.T) {
 			c, leader, standby := two(t)
 			leader.crash("hung")
+			within(t, "a lost node", until(standby), silentAfter, silentLease+3*time.Second)
+			end(c)
+		}},
+		{"a leader that was never reached costs the lease's duration", func(t *testing.T) {
+			c := elect(t)
+			leader := c.start("a", "10.0.0.1:9003")
+			until(leader)
+			leader.is("hung")
+			standby := c.start("b", "10.0.0.2:9003")
+			time.Sleep(10 * time.Second)
+			leader.crash("hung")
 			within(t, "a lost node", until(standby), 12*time.Second, 20*time.Second)
+			end(c)
+		}},
+		{"a leader that renews keeps the lease, whatever its health says", func(t *testing.T) {
+			c, leader, _ := two(t)
+			leader.is("hung")
+			time.Sleep(time.Minute)
+			if c.leader() != leader {
+				t.Error("it was deposed")
+			}
+			end(c)
+		}},
+		{"a slow API server deposes nobody, nor when the leader's health says nothing", func(t *testing.T) {
+			c, leader, _ := two(t)
+			leader.is("hung")
+			c.slower(2 * time.Second)
+			time.Sleep(time.Minute)
+			if c.leader() != leader {
+				t.Error("it was deposed")
+			}
 			end(c)
 		}},
 		{"a crash while the API server is away", func(t *testing.T) {
