@@ -49,7 +49,7 @@ generate: ## deploy/crds and deepcopy, from the types of api/v1 and api/v1alpha2
 modules: ## download Go modules, trying again when the network fails
 	@scripts/modules.sh "$(STATICCHECK) -version" "$(CONTROLLER_GEN) --version"
 
-e2e: build ## the real parts: SDKs, Envoy, Prometheus, Chromium, libzmq, tokenizers, vLLM, Helm, against bin/penstock
+e2e: build ## the real parts: SDKs, Envoy, Prometheus, Chromium, libzmq, tokenizers, vLLM, Helm, a cluster, against bin/penstock
 	scripts/install-envoy.sh
 	scripts/install-prometheus.sh
 	scripts/install-chromium.sh
@@ -57,15 +57,17 @@ e2e: build ## the real parts: SDKs, Envoy, Prometheus, Chromium, libzmq, tokeniz
 	scripts/install-vllm.sh
 	scripts/install-helm.sh
 	scripts/install-crds.sh
+	scripts/install-kube.sh
 	PENSTOCK_ZMQ_PYTHON=$$(scripts/install-zmq.sh)/venv/bin/python go test -count=1 -run=Libzmq ./source/kvevents
 	PENSTOCK_TOKENIZERS_PYTHON=$$(scripts/install-tokenizers.sh)/venv/bin/python PENSTOCK_VLLM_PYTHON=$$(scripts/install-vllm.sh)/venv/bin/python \
 		go test -count=1 -timeout=40m -run=Parity ./tokens
 	cd e2e && go test -count=1 -p=1 -timeout=60m $$(go list ./... | grep -v /kube$$)
+	cd e2e && go test -count=1 -timeout=40m -v ./kube
 
-e2e-kube: build ## a cluster: etcd, an API server, pods that are processes (10 to 20 minutes more to build them once)
+e2e-kube: build ## the cluster alone, in full size: etcd, an API server (10 to 20 minutes to build them once), Envoy, pods that are processes
 	scripts/install-envoy.sh
 	scripts/install-kube.sh
-	cd e2e && go test -count=1 -timeout=30m ./kube
+	cd e2e && PENSTOCK_KUBE_PODS=1000 go test -count=1 -timeout=60m -v ./kube
 
 flow-report: build ## docs/guide/flow-control-report.md, by loads of FLOWTIME each on simulated engines
 	scripts/install-envoy.sh

@@ -5,6 +5,8 @@ package kube
 import (
 	"errors"
 	"fmt"
+	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -13,7 +15,8 @@ import (
 	"github.com/penstock-project/penstock/e2e/rig"
 )
 
-// TestManyPods starts a picker for a pool of 500 pods, and replaces all of them. One engine answers at all their addresses.
+// TestManyPods starts a picker for a pool of 500 pods, and replaces each pod of as many, or of PENSTOCK_KUBE_PODS. One engine answers
+// at all their addresses.
 func TestManyPods(t *testing.T) {
 	const pods = 500
 	c := New(t)
@@ -49,21 +52,36 @@ func TestManyPods(t *testing.T) {
 	s.envoy(c.Addr(t, ns, "epp") + ":9002")
 	s.answers()
 
+	all := pods
+	if n, err := strconv.Atoi(os.Getenv("PENSTOCK_KUBE_PODS")); err == nil && n > pods {
+		all = n
+	}
+	const wave = 250
+	for first := pods; first < all; first += wave {
+		c.fleet(t, ns, "vllm", first, wave)
+	}
+	known(all)
 	l := Traffic(t, s.http, 4, 8, nil)
-	churn := time.Now()
-	c.fleet(t, ns, "vllm", pods, pods)
-	if err := c.Do(t.Context(), "DELETE", "/api/v1/namespaces/"+ns+"/pods?gracePeriodSeconds=0&labelSelector=wave=0", nil, nil); err != nil {
-		t.Fatal(err)
+	l.More(t, 20)
+	before, churn := s.RSS(ns, "epp"), time.Now()
+	for first := 0; first < all; first += wave { // as a deployment does whose surge is a wave
+		c.fleet(t, ns, "vllm", all+first, wave)
+		for i := range wave {
+			c.remove(t, ns, first+i)
+		}
 	}
 	rig.Eventually(t, "the picker to know the new pods and to forget the old ones", func() error {
 		page, err := s.page("epp", "/debug/fleet")
-		if err == nil && (!strings.Contains(page, fmt.Sprintf("p%d-rank-0", 2*pods-1)) || strings.Contains(page, "p0-rank-0")) {
+		if err == nil && (!strings.Contains(page, fmt.Sprintf("p%d-rank-0", 2*all-1)) || strings.Contains(page, fmt.Sprintf("p%d-rank-0", all-1))) {
 			err = errors.New("not yet")
 		}
 		return err
 	})
-	known(pods)
-	t.Logf("%d pods added and %d removed in %v; RSS %.0f MiB", pods, pods, time.Since(churn).Round(time.Millisecond), s.RSS(ns, "epp"))
+	known(all)
+	took, after := time.Since(churn), s.RSS(ns, "epp")
+	s.measures("penstock_kube_list_difference", 0)
+	l.More(t, 200)
+	t.Logf("each of %d pods replaced in %v; RSS %.0f MiB before, %.0f MiB after, %.0f MiB some seconds later", all, took.Round(time.Millisecond), before, after, s.RSS(ns, "epp"))
 	s.whole(l)
 }
 
@@ -118,6 +136,13 @@ func TestManyPools(t *testing.T) {
 	}
 	rss, cores = measure(each, pods)
 	t.Logf("a process for each of them: %.0f MiB, %.2f cores", rss, cores)
+}
+
+// remove deletes a pod that fleet made, at once.
+func (c *Cluster) remove(t *testing.T, ns string, i int) {
+	if err := c.Do(t.Context(), "DELETE", fmt.Sprintf("/api/v1/namespaces/%s/pods/p%d?gracePeriodSeconds=0", ns, i), nil, nil); err != nil {
+		t.Error(err)
+	}
 }
 
 // fleet makes pods of the pool that exist as objects only; their addresses are those of the engine that serves them all.

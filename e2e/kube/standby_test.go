@@ -28,6 +28,41 @@ func TestStandby(t *testing.T) {
 			t.Run(fmt.Sprintf("%v standby=%v", signal, standby), func(t *testing.T) { c.pickerEnds(t, signal, standby) })
 		}
 	}
+	t.Run("hangs", c.leaderHangs)
+}
+
+// leaderHangs stops the leader's process under open streams until the standby leads, and lets it go on then: its streams end
+// well, and it stands by.
+func (c *Cluster) leaderHangs(t *testing.T) {
+	s := c.site(t, []string{"epp-0", "epp-1"}, []string{"--health-checking", "--ha-enable-leader-election"})
+	s.Apply(t, s.ns, strings.ReplaceAll(engine("a", "")+engine("b", ""), `--step-base, 25ms`, `--step-base, 100ms`))
+	want := []string{s.endpoint("a"), s.endpoint("b")}
+	leader, other := s.leader()
+	s.envoy(s.door(leader), "--standby", s.door(other))
+	s.answers()
+	l := Traffic(t, s.http, streams/2, 30, nil)
+	s.serves(l, want...)
+
+	stopped := time.Now()
+	s.Signal(t, s.ns, leader, syscall.SIGSTOP)
+	later := Traffic(t, s.http, 20, 8, nil)
+	rig.Eventually(t, "the standby to lead", func() error { return s.ready(other) })
+	took := time.Since(stopped)
+	s.Signal(t, s.ns, leader, syscall.SIGCONT)
+	rig.Eventually(t, "the old leader to stand by", func() error {
+		if s.ready(leader) == nil {
+			return errors.New("it says that it is ready")
+		}
+		return nil
+	})
+	l.More(t, streams)
+	later.More(t, 100)
+	all, new := l.Stop(), later.Stop()
+	t.Logf("the leader hung: the standby led after %v; those with a stream or a request there: %v", took.Round(10*time.Millisecond), all)
+	t.Logf("those that came later: %v", new)
+	if took > 12*time.Second {
+		t.Errorf("it took %v until the standby led: it has waited for the lease to run out", took)
+	}
 }
 
 func (c *Cluster) pickerEnds(t *testing.T, signal syscall.Signal, standby bool) {
