@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
-	"strings"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -128,10 +127,10 @@ func (p *process) follow(ctx context.Context, g *errgroup.Group, cfg *config.Con
 		if p.reload == nil {
 			return r.round.Wait()
 		}
-		return file.Watch(ctx, p.watched(cfg), func() []string { return r.again(ctx) })
+		return file.Watch(ctx, p.watched(cfg), func() []string { paths, _ := r.again(ctx); return paths })
 	})
 	if p.cluster != nil {
-		p.cluster.again = func() { r.again(ctx) }
+		p.cluster.again = func() error { _, err := r.again(ctx); return err }
 		g.Go(func() error { return p.cluster.Run(ctx) })
 	}
 }
@@ -153,22 +152,23 @@ func (r *reloading) end() {
 	_ = r.round.Wait()
 }
 
-// again reads all anew and returns the paths to watch from then on.
-func (r *reloading) again(ctx context.Context) []string {
+// again reads all anew and returns the paths to watch from then on; an error when what was read cannot be put into force,
+// which is logged.
+func (r *reloading) again(ctx context.Context) ([]string, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	next, problems := r.reload()
 	all := problems
 	defer func() { r.hold(all) }()
 	if next != nil && next.Digest == r.current.Digest && r.cluster == nil {
-		return r.watched(r.current)
+		return r.watched(r.current), nil
 	}
 	if r.cluster != nil { // objects come and go one by one
 		problems, r.said = news(problems, r.said)
 	}
 	logProblems(r.log, problems)
 	if next != nil && next.Digest == r.current.Digest {
-		return r.watched(r.current)
+		return r.watched(r.current), nil
 	}
 	if path := emptied(r.current, next); path != "" {
 		const text = "a file is empty, as one is that is being written: delete it, or write endpoints: [] for no endpoints"
@@ -180,7 +180,7 @@ func (r *reloading) again(ctx context.Context) []string {
 		if len(problems) > 0 {
 			r.log.Error("the configuration has errors; the last good one stays in force")
 		}
-		return r.watched(r.current)
+		return r.watched(r.current), nil
 	}
 	r.stop() // nobody is to tell of a file that is withdrawn
 	_ = r.round.Wait()
@@ -192,7 +192,7 @@ func (r *reloading) again(ctx context.Context) []string {
 	if err != nil {
 		r.log.Error("the configuration cannot be used; the last good one stays in force", slog.Any("error", err))
 		all = append(slices.Clip(all), config.Problem{Severity: config.Error, Text: err.Error()})
-		return r.watched(r.current)
+		return r.watched(r.current), err
 	}
 	r.setTrust(next.Penstock.Trust)
 	r.setHealth(next.Penstock.Health)
@@ -200,14 +200,14 @@ func (r *reloading) again(ctx context.Context) []string {
 		r.log.Warn("spec.listeners and spec.limits take effect at the next start")
 	}
 	r.log.Info("configuration reloaded", slog.Int("pools", len(next.Pools)))
-	return r.watched(next)
+	return r.watched(next), nil
 }
 
 // hold keeps what is wrong with the configuration that was last read, for /debug/fleet, and counts its errors. In a cluster
 // objects may well be for the pools of others.
 func (p *process) hold(problems []config.Problem) {
 	if p.cluster != nil {
-		problems = slices.DeleteFunc(slices.Clone(problems), func(o config.Problem) bool { return strings.HasSuffix(o.Text, config.NotAmong) })
+		problems = slices.DeleteFunc(slices.Clone(problems), func(o config.Problem) bool { return o.Elsewhere })
 	}
 	p.mu.Lock()
 	p.problems = problems

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"slices"
@@ -34,10 +35,13 @@ type clusterFlags struct {
 	ports                                         []int
 }
 
+// defaultGroup is that of InferencePool.
+const defaultGroup = "inference.networking.k8s.io"
+
 func (c *clusterFlags) add(fs *pflag.FlagSet) {
 	fs.StringVar(&c.pool, "pool-name", "", "name of the InferencePool to pick for")
 	fs.StringVar(&c.namespace, "pool-namespace", "", "namespace of the InferencePool (default $NAMESPACE, or default)")
-	fs.StringVar(&c.group, "pool-group", "inference.networking.k8s.io", "API group of the InferencePool")
+	fs.StringVar(&c.group, "pool-group", defaultGroup, "API group of the InferencePool; of --all-pools, the group before it counts where the API server has no other")
 	fs.BoolVar(&c.allPools, "all-pools", false, "all InferencePools of --namespaces, instead of one")
 	fs.StringSliceVar(&c.namespaces, "namespaces", nil, "namespaces of --all-pools; all when there are none")
 	fs.StringVar(&c.configMap, "config-map", "", "NAMESPACE/NAME or NAMESPACE/NAME/KEY of a ConfigMap with the EndpointPickerConfig, which is followed when it changes")
@@ -56,8 +60,6 @@ func (c *clusterFlags) check() error {
 		return misused("--namespaces are those of --all-pools: a pool has --pool-namespace")
 	case c.service != "" && !c.elect:
 		return misused("--ha-service leads to whoever leads: it needs --ha-enable-leader-election")
-	case c.configMap != "" && strings.Count(c.configMap, "/") != 1 && strings.Count(c.configMap, "/") != 2:
-		return misused("--config-map %q: want NAMESPACE/NAME or NAMESPACE/NAME/KEY", c.configMap)
 	}
 	return nil
 }
@@ -69,27 +71,41 @@ type cluster struct {
 	flags   []config.Document // configurations that the command line holds
 	files   []string
 	only    *config.Pool // the pool that is served though no object describes it; nil for all pools
-	main    string       // the ConfigMap that must be there, as its object is called but for the key; empty for none
-	again   func()       // reads all anew
+	main    kube.MapRef  // the ConfigMap that must be there; zero for none
+	again   func() error // reads all anew; an error when what was read could not be put into force
 
 	mu       sync.Mutex
 	objects  []*kube.Object
-	good     map[string]config.Document // the last texts of ConfigMaps in which nothing was wrong
-	pools    []*config.Pool             // of the last reading
+	texts    map[string]fleet.ID // the ConfigMaps of the last reading, by the names of their documents
+	tried    map[fleet.ID]config.Document
+	good     map[fleet.ID]config.Document // by ConfigMap, the last text that was in force
+	refused  map[fleet.ID]refusal         // texts that were read and could not be put into force
+	pools    []*config.Pool               // of the last reading
 	problems []config.Problem
 	unusable string // why the configuration in main was never in force
 }
 
+// refusal is a text that cannot be put into force, and why.
+type refusal struct {
+	data []byte
+	why  string
+}
+
 // newCluster prepares to follow what flags say. The configuration that it returns is without any object.
 func newCluster(f *clusterFlags, o config.Options, flags []config.Document, files []string) (*cluster, *config.Config, error) {
-	c := &cluster{options: o, flags: flags, files: files, good: map[string]config.Document{}, again: func() {}}
+	c := &cluster{
+		options: o, flags: flags, files: files, again: func() error { return nil },
+		good: map[fleet.ID]config.Document{}, refused: map[fleet.ID]refusal{},
+	}
 	if !f.allPools {
 		c.only = &config.Pool{Namespace: f.namespace, Name: f.pool, PickerRef: f.pool + "-epp", TargetPorts: f.ports}
 	}
-	if f.configMap != "" {
-		parts := strings.SplitN(f.configMap, "/", 3)
-		c.main = "ConfigMap " + parts[0] + "/" + parts[1]
-		c.unusable = c.main + " is not read yet"
+	var err error
+	if c.main, err = kube.ParseMapRef(f.configMap); err != nil {
+		return nil, nil, misused("--config-map %v", err)
+	}
+	if c.main != (kube.MapRef{}) {
+		c.unusable = c.main.String() + " is not read yet"
 	}
 	cfg, err := loaded(c.load())
 	return c, cfg, err
@@ -104,19 +120,18 @@ func (c *cluster) connect(f *clusterFlags, p *process) error {
 	o := kube.Options{
 		Config: conn, Group: f.group, Namespaces: f.namespaces, PickerMaps: f.allPools, Log: p.log, Metrics: p.obs.Kube(),
 		Endpoints: p.store.SetEndpoints, Objects: c.take, Speaks: func() bool { return p.election == nil || p.election.Leads() },
+		ConfigMap: c.main,
 	}
 	if !f.allPools {
 		o.Pool = fleet.ID{Namespace: f.namespace, Name: f.pool}
+	} else if f.group == defaultGroup {
+		o.Group = "" // the one that there is
 	}
 	if f.selector != "" {
 		if o.Selector, err = kube.ParseSelector(f.selector); err != nil {
 			return misused("--endpoint-selector: %v", err)
 		}
 		o.Ports = f.ports
-	}
-	if f.configMap != "" {
-		parts := append(strings.SplitN(f.configMap, "/", 3), "")
-		o.ConfigMap, o.ConfigKey = fleet.ID{Namespace: parts[0], Name: parts[1]}, parts[2]
 	}
 	if c.Cluster, err = kube.New(o); err != nil {
 		return err
@@ -187,7 +202,11 @@ func (c *cluster) take(_ context.Context, list []*kube.Object) []kube.Verdict {
 	c.mu.Lock()
 	c.objects = list
 	c.mu.Unlock()
-	c.again()
+	if err := c.again(); err == nil {
+		c.keep()
+	} else if c.refuse(err) && c.again() == nil { // with the texts of before
+		c.keep()
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	verdicts := make([]kube.Verdict, 0, len(list))
@@ -195,7 +214,7 @@ func (c *cluster) take(_ context.Context, list []*kube.Object) []kube.Verdict {
 		v := kube.Verdict{Object: o}
 		for _, p := range c.problems {
 			switch {
-			case p.File != o.String() || strings.HasSuffix(p.Text, config.NotAmong): // there may be other pickers for it
+			case p.File != o.String() || p.Elsewhere:
 			case p.Severity == config.Error:
 				v.Errors = append(v.Errors, said(p))
 			case p.Severity > config.Note:
@@ -210,6 +229,38 @@ func (c *cluster) take(_ context.Context, list []*kube.Object) []kube.Verdict {
 		verdicts = append(verdicts, v)
 	}
 	return verdicts
+}
+
+// keep remembers the texts that are in force now.
+func (c *cluster) keep() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	here := map[fleet.ID]bool{c.main.ID: true}
+	for _, id := range c.texts {
+		here[id] = true
+	}
+	for id, d := range c.tried {
+		c.good[id] = d
+		delete(c.refused, id)
+		if id == c.main.ID {
+			c.unusable = ""
+		}
+	}
+	maps.DeleteFunc(c.good, func(id fleet.ID, _ config.Document) bool { return !here[id] })
+	maps.DeleteFunc(c.refused, func(id fleet.ID, _ refusal) bool { return !here[id] })
+}
+
+// refuse remembers the texts that are new in what could not be put into force, and reports whether there are any.
+func (c *cluster) refuse(why error) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	news := false
+	for id, d := range c.tried {
+		if last, known := c.good[id]; !known || !bytes.Equal(last.Data, d.Data) {
+			c.refused[id], news = refusal{d.Data, why.Error()}, true
+		}
+	}
+	return news
 }
 
 // said is a problem without the name of its object.
@@ -242,19 +293,31 @@ func counts(p *config.Pool, o *kube.Object) bool {
 func (c *cluster) load() (*config.Config, []config.Problem) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	docs, texts := c.documents()
+	docs := c.documents()
 	cfg, problems := config.Documents(slices.Concat(c.flags, docs), c.options, c.files...)
+	c.tried = map[fleet.ID]config.Document{}
 	broken := false
-	for i := range docs {
-		d := &docs[i]
-		switch last, known := c.good[d.Name]; {
-		case !texts[d.Name]:
+	for i, d := range docs {
+		id, text := c.texts[d.Name]
+		if !text {
+			continue
+		}
+		if r := c.refused[id]; r.data != nil && bytes.Equal(r.data, d.Data) {
+			problems = append(problems, config.Problem{Severity: config.Error, File: d.Name, Text: r.why})
+		}
+		if c.main.ID == id && cfg != nil && !wrong(problems, d.Name) && !slices.ContainsFunc(cfg.Pickers, func(p *config.Picker) bool { return p.File == d.Name }) {
+			problems = append(problems, config.Problem{Severity: config.Error, File: d.Name, Text: "holds no EndpointPickerConfig"})
+		}
+		last, known := c.good[id]
+		switch {
 		case !wrong(problems, d.Name):
-			if cfg != nil {
-				c.good[d.Name] = *d
+			c.tried[id] = d
+		case known:
+			if docs[i] = last; !bytes.Equal(last.Data, d.Data) {
+				c.texts[last.Name], broken = id, true
 			}
-		case known && !bytes.Equal(last.Data, d.Data):
-			*d, broken = last, true
+		case c.refused[id].data != nil:
+			docs[i].Data, broken = nil, true
 		}
 	}
 	if broken {
@@ -266,13 +329,16 @@ func (c *cluster) load() (*config.Config, []config.Problem) {
 		}
 		cfg = again
 	}
+	for i := range problems {
+		if problems[i].Elsewhere { // such as of another picker
+			problems[i].Severity = config.Note
+		}
+	}
 	c.problems = problems
 	if cfg == nil {
 		return nil, problems
 	}
-	if c.main != "" {
-		c.judge(cfg)
-	}
+	c.judge()
 	if c.only != nil { // a pool that a file beside the configuration describes is for the data plane
 		i := slices.IndexFunc(cfg.Pools, func(p *config.Pool) bool { return p.Namespace == c.only.Namespace && p.Name == c.only.Name })
 		if i < 0 {
@@ -287,55 +353,41 @@ func (c *cluster) load() (*config.Config, []config.Problem) {
 	return cfg, problems
 }
 
-// documents are the objects as documents; texts are the names of those that are texts of ConfigMaps.
-func (c *cluster) documents() (docs []config.Document, texts map[string]bool) {
-	texts = map[string]bool{}
+// documents are the objects as documents, and notes which of them are texts of ConfigMaps.
+func (c *cluster) documents() (docs []config.Document) {
+	c.texts = map[string]fleet.ID{}
 	found := false
 	for _, o := range c.objects {
 		d := config.Document{Name: o.String(), Data: o.Data, Namespace: o.Namespace}
 		if o.Kind == "ConfigMap" {
-			main := c.isMain(o)
-			found = found || main
-			if len(bytes.TrimSpace(o.Data)) == 0 && !main {
-				continue // it is not about us
-			}
-			if len(bytes.TrimSpace(o.Data)) == 0 {
+			main, blank := c.main.Is(o), len(bytes.TrimSpace(o.Data)) == 0
+			switch {
+			case main && blank:
 				d.Data = []byte("the ConfigMap has no text under this key")
-			}
-			if !main {
+			case blank:
+				continue // it is not about us
+			case !main:
 				d.Picker = o.Name
 			}
-			d.Lines, texts[d.Name] = true, true
+			found = found || main
+			d.Lines, c.texts[d.Name] = true, fleet.ID{Namespace: o.Namespace, Name: o.Name}
 		}
 		docs = append(docs, d)
 	}
-	if c.main != "" && !found { // what it said last stays
-		for name, d := range c.good {
-			if strings.HasPrefix(name, c.main+" ") {
-				docs, texts[name] = append(docs, d), true
-			}
-		}
+	if last, known := c.good[c.main.ID]; known && !found { // what it said last stays
+		docs, c.texts[last.Name] = append(docs, last), c.main.ID
 	}
-	return docs, texts
+	return docs
 }
 
-// isMain reports whether an object is the ConfigMap that must be there.
-func (c *cluster) isMain(o *kube.Object) bool { return c.main == "ConfigMap "+o.Namespace+"/"+o.Name }
-
 // judge says why the main ConfigMap does not decide yet; once it did, it keeps what it said.
-func (c *cluster) judge(cfg *config.Config) {
-	if slices.ContainsFunc(cfg.Pickers, func(p *config.Picker) bool { return strings.HasPrefix(p.File, c.main+" ") }) {
-		c.unusable = ""
-		return
-	}
+func (c *cluster) judge() {
 	if c.unusable == "" {
 		return
 	}
-	c.unusable = "there is no " + c.main
-	for _, o := range c.objects {
-		if c.isMain(o) {
-			c.unusable = fmt.Sprintf("%s holds no EndpointPickerConfig that can be used", o)
-		}
+	c.unusable = "there is no " + c.main.String()
+	if i := slices.IndexFunc(c.objects, c.main.Is); i >= 0 {
+		c.unusable = fmt.Sprintf("%s holds no EndpointPickerConfig that can be used", c.objects[i])
 	}
 }
 

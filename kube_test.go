@@ -3,6 +3,8 @@
 package penstock
 
 import (
+	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -42,7 +44,7 @@ func TestInClusterObjects(t *testing.T) {
 	if len(cfg.Pools) != 1 || cfg.Pools[0].Name != "pool" || cfg.Pools[0].Picker == nil {
 		t.Fatalf("pools %v", cfg.Pools)
 	}
-	c.again = func() { cfg, _ = c.load() }
+	c.again = func() error { cfg, _ = c.load(); return nil }
 	verdicts := c.take(t.Context(), []*kube.Object{
 		objectiveObject("good", `{"priority":7,"poolRefs":[{"name":"pool"}]}`), objectiveObject("slip", `{"priorty":7,"poolRefs":[{"name":"pool"}]}`), poolObject(),
 	})
@@ -68,8 +70,13 @@ func TestInClusterConfigMap(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	elsewhere := func(text string) *kube.Object { // the same ConfigMap, which has got another key
+		o := textObject(text)
+		o.Key = "other"
+		return o
+	}
 	var problems []config.Problem
-	c.again = func() { cfg, problems = c.load() }
+	c.again = func() error { cfg, problems = c.load(); return nil }
 	for _, step := range []struct {
 		objects  []*kube.Object
 		file     string // of the configuration that decides
@@ -78,9 +85,13 @@ func TestInClusterConfigMap(t *testing.T) {
 	}{
 		{[]*kube.Object{poolObject()}, "", true, ""},
 		{[]*kube.Object{textObject("kind: [\n"), poolObject()}, "", true, "ConfigMap default/conf k:"},
+		{[]*kube.Object{textObject("# nothing\n"), poolObject()}, "", true, "ConfigMap default/conf k: holds no EndpointPickerConfig"},
 		{[]*kube.Object{textObject(aPicker), poolObject()}, "ConfigMap default/conf k", false, ""},
+		{[]*kube.Object{textObject("# nothing\n"), poolObject()}, "ConfigMap default/conf k", false, "ConfigMap default/conf k: holds no EndpointPickerConfig"},
 		{[]*kube.Object{textObject(aPicker + "no: such\n"), poolObject()}, "ConfigMap default/conf k", false, "ConfigMap default/conf k:6: no: unknown field"},
+		{[]*kube.Object{elsewhere("kind: [\n"), poolObject()}, "ConfigMap default/conf k", false, "ConfigMap default/conf other:"},
 		{[]*kube.Object{poolObject()}, "ConfigMap default/conf k", false, ""},
+		{[]*kube.Object{elsewhere(aPicker), poolObject()}, "ConfigMap default/conf other", false, ""},
 	} {
 		c.take(t.Context(), step.objects)
 		if cfg == nil {
@@ -92,6 +103,54 @@ func TestInClusterConfigMap(t *testing.T) {
 		if step.problem != "" && !slices.ContainsFunc(problems, func(p config.Problem) bool { return strings.HasPrefix(p.String(), step.problem) }) {
 			t.Errorf("no problem %q in %v", step.problem, config.Problems(problems))
 		}
+	}
+}
+
+// A text that reads well and cannot be put into force is refused as one that reads badly is: what else there is counts.
+func TestInClusterRefused(t *testing.T) {
+	c, cfg, err := newCluster(&clusterFlags{namespace: "default", pool: "pool", configMap: "default/conf"}, options("default"), nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.again = func() error {
+		next, _ := c.load()
+		if next.Pools[0].Picker.Name == "unfit" {
+			return errors.New("no such file")
+		}
+		cfg = next
+		return nil
+	}
+	unfit := strings.Replace(aPicker, "plugins:", "metadata: {name: unfit}\nplugins:", 1)
+	for _, step := range []struct {
+		text, object, file, errors string
+		unusable                   bool
+	}{
+		{unfit, "one", "", "[no such file]", true},
+		{aPicker, "two", "ConfigMap default/conf k", "[]", false},
+		{unfit, "three", "ConfigMap default/conf k", "[no such file]", false},
+		{unfit, "four", "ConfigMap default/conf k", "[no such file]", false},
+		{aPicker, "five", "ConfigMap default/conf k", "[]", false},
+	} {
+		verdicts := c.take(t.Context(), []*kube.Object{textObject(step.text), objectiveObject(step.object, `{"priority":7,"poolRefs":[{"name":"pool"}]}`), poolObject()})
+		if got := fmt.Sprint(verdicts[0].Errors); got != step.errors || (c.unusable != "") != step.unusable {
+			t.Errorf("%s: errors %s, unusable %q", step.object, got, c.unusable)
+		}
+		if got := cfg.Pools[0]; got.Picker.File != step.file || got.Objectives[step.object] != 7 {
+			t.Errorf("%s: %q decides, objectives %v", step.object, got.Picker.File, got.Objectives)
+		}
+	}
+}
+
+// A pool that is not here may be another picker's: the log need not know.
+func TestInClusterElsewhere(t *testing.T) {
+	c, _, err := newCluster(&clusterFlags{namespace: "default", pool: "pool"}, options("default"), nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.objects = []*kube.Object{objectiveObject("both", `{"priority":7,"poolRefs":[{"name":"pool"},{"name":"theirs"}]}`), poolObject()}
+	_, problems := c.load()
+	if len(problems) != 1 || !problems[0].Elsewhere || problems[0].Severity != config.Note {
+		t.Errorf("got %v", problems)
 	}
 }
 

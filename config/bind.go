@@ -104,9 +104,14 @@ func (l *loader) objective(o Objective) {
 		}
 	}
 	if len(lost) > 0 {
-		l.report(Problem{Severity: Warning, File: o.File, Line: o.Line, Path: "spec",
-			Text: fmt.Sprintf("objective %s names %s, "+NotAmong, o.Name, strings.Join(lost, ", "))})
+		l.elsewhere(o.File, o.Line, "objective "+o.Name, lost)
 	}
+}
+
+// elsewhere reports pools that an object names and that are not here.
+func (l *loader) elsewhere(file string, line int, who string, lost []string) {
+	l.report(Problem{Severity: Warning, File: file, Line: line, Path: "spec", Elsewhere: true,
+		Text: fmt.Sprintf("%s names %s, which is not among the pools here", who, strings.Join(lost, ", "))})
 }
 
 // rewrites gives the rules of rewrites to their pools. Of rules for one model the first counts: that of
@@ -142,8 +147,7 @@ func (l *loader) rewrite(w *Rewrite) {
 		}
 	}
 	if len(lost) > 0 {
-		l.report(Problem{Severity: Warning, File: w.File, Line: w.Line, Path: "spec",
-			Text: fmt.Sprintf("rewrite %s names %s, "+NotAmong, w.Name, strings.Join(lost, ", "))})
+		l.elsewhere(w.File, w.Line, "rewrite "+w.Name, lost)
 	}
 }
 

@@ -31,10 +31,9 @@ type Problem struct {
 	Path string
 	// Text is what is wrong and what would be right.
 	Text string
+	// Elsewhere tells that an object names a pool that is not here, which may be another gateway's.
+	Elsewhere bool
 }
-
-// NotAmong ends the text of a problem of an object that names a pool that is not served here.
-const NotAmong = "which is not among the pools here"
 
 // String renders the problem as file:line: path: text.
 func (p Problem) String() string { return p.render("") }

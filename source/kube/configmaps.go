@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -19,6 +20,36 @@ import (
 
 	"github.com/penstock-project/penstock/fleet"
 )
+
+// MapRef names a ConfigMap, and the key of the text in it; without a key [ConfigText] chooses. The zero MapRef names none.
+type MapRef struct {
+	fleet.ID
+	Key string
+}
+
+// ParseMapRef reads NAMESPACE/NAME or NAMESPACE/NAME/KEY; an empty text names none.
+func ParseMapRef(text string) (MapRef, error) {
+	if text == "" {
+		return MapRef{}, nil
+	}
+	parts := append(strings.SplitN(text, "/", 3), "-")
+	if len(parts) < 3 || slices.Contains(parts, "") {
+		return MapRef{}, fmt.Errorf("%q: want NAMESPACE/NAME or NAMESPACE/NAME/KEY", text)
+	}
+	m := MapRef{ID: fleet.ID{Namespace: parts[0], Name: parts[1]}}
+	if len(parts) == 4 {
+		m.Key = parts[2]
+	}
+	return m, nil
+}
+
+// String names the ConfigMap as objects do.
+func (m MapRef) String() string { return "ConfigMap " + m.ID.String() }
+
+// Is reports whether an object is a text of the ConfigMap.
+func (m MapRef) Is(o *Object) bool {
+	return o.Kind == "ConfigMap" && o.Namespace == m.Namespace && o.Name == m.Name
+}
 
 // configMap is one ConfigMap with a configuration, as a [cache.ReflectorStore].
 type configMap struct {
@@ -63,8 +94,8 @@ func newConfigMap(c *Cluster, id fleet.ID, key string) *configMap {
 // texts are the configurations in ConfigMaps; known tells that those were read that must be.
 func (c *Cluster) texts(ctx context.Context, g *errgroup.Group, pools []*Object) (list []*Object, known bool) {
 	want := map[fleet.ID]string{}
-	if c.opt.ConfigMap != (fleet.ID{}) {
-		want[c.opt.ConfigMap] = c.opt.ConfigKey
+	if c.opt.ConfigMap != (MapRef{}) {
+		want[c.opt.ConfigMap.ID] = c.opt.ConfigMap.Key
 	}
 	if c.opt.PickerMaps {
 		for _, p := range pools {
@@ -99,7 +130,7 @@ func (c *Cluster) texts(ctx context.Context, g *errgroup.Group, pools []*Object)
 			list = append(list, m.object)
 		}
 		m.mu.Unlock()
-		if synced, _ := m.feed.state(); !synced && id == c.opt.ConfigMap {
+		if synced, _ := m.feed.state(); !synced && id == c.opt.ConfigMap.ID {
 			known = false
 		}
 	}

@@ -40,10 +40,8 @@ type Options struct {
 	// Selector and Ports are a pool that no InferencePool describes; Selector is nil when one does.
 	Selector labels.Selector
 	Ports    []int
-	// ConfigMap holds the configuration for all pools, under the key ConfigKey; empty for none. See [ConfigText] for the
-	// key that is taken when ConfigKey is empty.
-	ConfigMap fleet.ID
-	ConfigKey string
+	// ConfigMap holds the configuration for all pools; zero for none.
+	ConfigMap MapRef
 	// PickerMaps reads for each pool the ConfigMap that has the name of its endpointPickerRef, where there is one.
 	PickerMaps bool
 	// Endpoints takes what a source tells; see [fleet.Store.SetEndpoints].

@@ -197,7 +197,7 @@ func TestConfigMap(t *testing.T) {
 	text := `{"apiVersion":"v1","kind":"ConfigMap","metadata":{"namespace":"a","name":"conf"},"data":{"k":%q}}`
 	s.put(text, "one")
 	o := single
-	o.ConfigMap = fleet.ID{Namespace: "a", Name: "conf"}
+	o.ConfigMap = MapRef{ID: fleet.ID{Namespace: "a", Name: "conf"}}
 	w := follow(t, s, o)
 	w.until("the pool", func() bool { return len(w.objects) > 0 })
 	if c := w.object("ConfigMap a/conf k"); c == nil || string(c.Data) != "one" {
