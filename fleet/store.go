@@ -99,6 +99,28 @@ type told struct {
 	// parts are the attributes by who told them; attributes is all of them.
 	parts      map[string][]Attribute
 	attributes []Attribute
+	shown      *Endpoint // as the last snapshot has it; nil once there is news
+}
+
+// endpoint is t for a snapshot. One without news is that of the snapshot before: whoever holds on to an endpoint, such as a long
+// stream, keeps little else of its snapshot.
+func (t *told) endpoint() *Endpoint {
+	if t.shown == nil {
+		t.shown = &Endpoint{
+			ID: t.spec.ID, Address: t.spec.Address, AddrPort: t.address, Scrape: t.spec.Scrape,
+			Host: t.spec.Host, Pod: t.spec.Pod, NodeAddress: t.spec.NodeAddress, Labels: t.spec.Labels,
+			Models: t.models, Tuned: t.tuned, Reading: t.reading, Attributes: t.attributes, Load: t.load,
+		}
+	}
+	return t.shown
+}
+
+// describe notes how its source describes it now.
+func (t *told) describe(w EndpointSpec) {
+	if o := t.shown; o != nil && (o.Scrape != w.Scrape || o.Host != w.Host || o.Pod != w.Pod || o.NodeAddress != w.NodeAddress || !maps.Equal(o.Labels, w.Labels)) {
+		t.shown = nil
+	}
+	t.spec = w
 }
 
 // NewStore returns a store whose snapshot is empty.
@@ -209,6 +231,7 @@ func (s *Store) TellModels(id ID, load *Load, models, tuned []string) {
 		if t.models == nil {
 			t.models = []string{}
 		}
+		t.shown = nil
 		s.publish()
 	}
 }
@@ -243,6 +266,7 @@ func (s *Store) tell(id ID, load *Load, set func(*told)) {
 		return
 	}
 	set(t)
+	t.shown = nil
 	if s.pending {
 		return
 	}
@@ -305,7 +329,8 @@ func (s *Store) rebuild() {
 			t = &told{load: &Load{Slot: s.takeSlot()}}
 			t.address, _ = netip.ParseAddrPort(w.Address)
 		}
-		t.spec, s.alive[id] = w, t
+		t.describe(w)
+		s.alive[id] = t
 	}
 	for _, l := range gone {
 		l.ended.Store(true)
@@ -393,20 +418,12 @@ func (s *Store) arrange() {
 func (s *Store) publish() {
 	s.pending = false
 	snap := &Snapshot{Version: s.current.Load().Version + 1, Pools: make([]*Pool, len(s.pools))}
-	endpoints := make([]Endpoint, len(s.order))
-	for i, t := range s.order {
-		endpoints[i] = Endpoint{
-			ID: t.spec.ID, Address: t.spec.Address, AddrPort: t.address, Scrape: t.spec.Scrape,
-			Host: t.spec.Host, Pod: t.spec.Pod, NodeAddress: t.spec.NodeAddress, Labels: t.spec.Labels,
-			Models: t.models, Tuned: t.tuned, Reading: t.reading, Attributes: t.attributes, Load: t.load,
-		}
-	}
 	for i, spec := range s.pools {
 		p := &Pool{ID: spec.ID, H2C: spec.H2C, Objectives: spec.Objectives, Rewrites: spec.Rewrites, Picker: spec.Picker}
 		if m := s.members[i]; len(m) > 0 {
 			p.Endpoints = make([]*Endpoint, len(m))
 			for k, e := range m {
-				p.Endpoints[k] = &endpoints[e]
+				p.Endpoints[k] = s.order[e].endpoint()
 			}
 		}
 		snap.Pools[i] = p

@@ -670,3 +670,35 @@ func TestIn(t *testing.T) {
 		t.Errorf("got %s, want %s", got, want)
 	}
 }
+
+// A snapshot shares with the one before what has no news.
+func TestSnapshotsShare(t *testing.T) {
+	s := one()
+	specs := []EndpointSpec{{ID: id("a"), Address: "10.0.0.1:1", Labels: map[string]string{"x": "1"}}, {ID: id("b"), Address: "10.0.0.2:1"}, {ID: id("c"), Address: "10.0.0.3:1"}}
+	s.SetEndpoints("test", specs)
+	changed := func(what, want string, f func()) {
+		t.Helper()
+		before := s.Load().Pools[0].Endpoints
+		f()
+		var got []string
+		for i, e := range s.Load().Pools[0].Endpoints {
+			if i >= len(before) || e != before[i] {
+				got = append(got, e.Name)
+			}
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("%s: %v are new, want %q", what, got, want)
+		}
+	}
+	load := func(i int) *Load { return s.Load().Pools[0].Endpoints[i].Load }
+	changed("a reading", "b", func() { s.Tell(id("b"), load(1), Reading{Engine: "x"}); s.Flush() })
+	changed("models", "c", func() { s.TellModels(id("c"), load(2), []string{"m"}, nil) })
+	changed("attributes", "a", func() { s.TellAttributes(id("a"), load(0), "x", []Attribute{{Name: "n"}}); s.Flush() })
+	changed("nothing", "", func() { s.SetEndpoints("test", specs) })
+	changed("a label", "a", func() {
+		other := slices.Clone(specs)
+		other[0].Labels = map[string]string{"x": "2"}
+		s.SetEndpoints("test", other)
+	})
+	changed("the label of before, and another", "a d", func() { s.SetEndpoints("test", append(specs, EndpointSpec{ID: id("d"), Address: "10.0.0.4:1"})) })
+}

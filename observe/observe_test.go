@@ -418,6 +418,22 @@ func TestCausesOfTheGoneAreForgotten(t *testing.T) {
 	}
 }
 
+// So they are when nobody reads the metrics.
+func TestCausesOfTheEndedAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, e := storeOf(2)
+		o := New(Options{Store: s})
+		o.PollFailed("metrics-data-source", e[0].Load, "refused")
+		s.SetEndpoints("test", []fleet.EndpointSpec{})
+		time.Sleep(fleet.Grace)
+		synctest.Wait()
+		o.PollFailed("metrics-data-source", e[1].Load, "refused") // a poll that was on its way
+		if len(o.causes) != 0 {
+			t.Errorf("got %d causes of endpoints that ended", len(o.causes))
+		}
+	})
+}
+
 func TestDrift(t *testing.T) {
 	s, e := storeOf(2)
 	o := New(Options{Store: s})

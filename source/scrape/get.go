@@ -45,7 +45,7 @@ func (f Fault) Error() string { return string(f) }
 const (
 	headLimit  = 64 << 10
 	firstRead  = 32 << 10
-	keepBuffer = 1 << 20 // a worker's buffer that grew beyond is given back
+	keepBuffer = 1 << 20 // a buffer that grew beyond is not kept
 )
 
 // Dialer opens a connection, as [net.Dialer.DialContext] does.
@@ -470,7 +470,7 @@ func is(b []byte, want string) bool {
 	return true
 }
 
-// worker is what a worker owns.
+// worker is what a worker owns; buf only while it polls.
 type worker struct {
 	ctx     context.Context
 	timeout time.Duration

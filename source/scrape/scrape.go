@@ -10,6 +10,7 @@ package scrape
 import (
 	"container/heap"
 	"context"
+	"maps"
 	"math/rand/v2"
 	"net"
 	"slices"
@@ -98,7 +99,7 @@ type key struct {
 // lies below.
 type task struct {
 	key
-	ep    *fleet.Endpoint // newest
+	ep    *fleet.Endpoint // our own: one of a snapshot would keep all that it shows
 	every time.Duration
 	slot  time.Time // its place in the interval
 	due   time.Time
@@ -153,6 +154,8 @@ type runner struct {
 	lanes  [2]lane // the well, and those that failed
 	done   chan *task
 	wg     sync.WaitGroup
+	// buffers are those for answers: what a burst needed goes with the next collections.
+	buffers sync.Pool // of *[]byte
 }
 
 func (r *runner) loop() {
@@ -226,15 +229,27 @@ func (r *runner) phase(ep *fleet.Endpoint, interval time.Duration) time.Duration
 	return time.Duration((f - float64(int64(f))) * float64(interval))
 }
 
+// describe copies what a poll needs to know of an endpoint.
+func describe(ep *fleet.Endpoint) *fleet.Endpoint {
+	return &fleet.Endpoint{ID: ep.ID, Address: ep.Address, Scrape: ep.Scrape, Pod: ep.Pod, NodeAddress: ep.NodeAddress, Labels: ep.Labels, Load: ep.Load}
+}
+
+// described reports whether a copy still holds.
+func described(c, ep *fleet.Endpoint) bool {
+	return c.ID == ep.ID && c.Address == ep.Address && c.Scrape == ep.Scrape && c.Pod == ep.Pod && c.NodeAddress == ep.NodeAddress && maps.Equal(c.Labels, ep.Labels)
+}
+
 // soon is the time within which all endpoints are first asked, however long the interval.
 const soon = 200 * time.Millisecond
 
 func (r *runner) follow(k key, ep *fleet.Endpoint, w *whole, now time.Time) {
 	if t := r.tasks[k]; t != nil {
-		t.ep = ep
+		if !described(t.ep, ep) {
+			t.ep = describe(ep)
+		}
 		return
 	}
-	t := &task{key: k, ep: ep, whole: w, every: r.opt.Interval}
+	t := &task{key: k, ep: describe(ep), whole: w, every: r.opt.Interval}
 	switch {
 	case k.poll.Interval > 0:
 		t.every = max(k.poll.Interval, MinInterval)
@@ -361,9 +376,16 @@ func (r *runner) stop() {
 func (r *runner) work(w *worker, work <-chan job) {
 	for j := range work {
 		if r.ctx.Err() == nil {
+			buf, _ := r.buffers.Get().(*[]byte)
+			if buf == nil {
+				buf = new([]byte)
+			}
+			w.buf = *buf
 			r.poll(w, j)
-		}
-		if cap(w.buf) > keepBuffer {
+			if cap(w.buf) <= keepBuffer {
+				*buf = w.buf
+				r.buffers.Put(buf)
+			}
 			w.buf = nil
 		}
 		r.done <- j.task // has room for all workers
