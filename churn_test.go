@@ -78,7 +78,7 @@ func churn(t *testing.T, pools, pods int, f func(c *churning)) {
 		}
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
-		go func() { ended <- p.serve(ctx, cfg, &listeners{}, nil) }()
+		go func() { ended <- p.serve(ctx, cfg, &listeners{}, certificates{}) }()
 		f(&churning{process: p, t: t, pools: pools, pods: pods})
 		stop()
 		if err := <-ended; err != nil {

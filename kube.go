@@ -21,6 +21,7 @@ import (
 	"github.com/penstock-project/penstock/config"
 	"github.com/penstock-project/penstock/fleet"
 	"github.com/penstock-project/penstock/gateway/extproc"
+	"github.com/penstock-project/penstock/observe"
 	"github.com/penstock-project/penstock/source/kube"
 )
 
@@ -136,6 +137,7 @@ func (c *cluster) connect(f *clusterFlags, p *process) error {
 	if c.Cluster, err = kube.New(o); err != nil {
 		return err
 	}
+	p.obs.Kube().Watch(c.view)
 	if p.auth {
 		if err := p.authorize(f.kubeconfig); err != nil {
 			return err
@@ -393,6 +395,48 @@ func (c *cluster) judge() {
 
 func wrong(problems []config.Problem, name string) bool {
 	return slices.ContainsFunc(problems, func(p config.Problem) bool { return p.Severity == config.Error && p.File == name })
+}
+
+// view is what we know of the API server.
+func (c *cluster) view() observe.KubeView {
+	v := observe.KubeView{Feeds: []observe.FeedView{}}
+	for _, f := range c.Feeds() {
+		v.Feeds = append(v.Feeds, observe.FeedView{
+			Resource: f.Resource, Namespace: f.Namespace, Name: f.Name, Version: f.Version, State: string(f.State), Verb: f.Verb,
+			Since: f.Since, Objects: f.Objects, Error: f.Error,
+		})
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	seen := map[fleet.ID]bool{}
+	for _, o := range c.objects {
+		id, text := c.texts[o.String()]
+		if !text {
+			continue
+		}
+		seen[id] = true
+		m := observe.ConfigMapView{Namespace: o.Namespace, Name: o.Name, Key: o.Key, State: "not-used"}
+		for _, p := range c.problems {
+			if p.File == o.String() && p.Severity == config.Error {
+				m.Errors = append(m.Errors, said(p))
+			}
+		}
+		switch good, known := c.good[id]; {
+		case known && bytes.Equal(good.Data, o.Data):
+			m.State = "in-force"
+		case known:
+			m.State = "older-in-force"
+		}
+		v.ConfigMaps = append(v.ConfigMaps, m)
+	}
+	if c.main != (kube.MapRef{}) && !seen[c.main.ID] {
+		m := observe.ConfigMapView{Namespace: c.main.Namespace, Name: c.main.Name, Key: c.main.Key, State: "not-used", Errors: []string{"there is no such ConfigMap"}}
+		if _, known := c.good[c.main.ID]; known {
+			m.State = "older-in-force"
+		}
+		v.ConfigMaps = append(v.ConfigMaps, m)
+	}
+	return v
 }
 
 // ready says what is not known yet, or nil.

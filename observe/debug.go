@@ -79,6 +79,7 @@ type (
 		Time    time.Time  `json:"time"`
 		Version uint64     `json:"version"`
 		Pools   []PoolView `json:"pools"`
+		Kube    *KubeView  `json:"kube,omitempty"`   // what an API server tells
 		Config  any        `json:"config,omitempty"` // in force, with defaults filled in
 	}
 	// PoolView is one pool.
@@ -156,7 +157,7 @@ func (o *Observer) Fleet() FleetView {
 	snap, now := o.store.Load(), time.Now()
 	causes := o.causesOf(snap)
 	queues := o.queueViews()
-	v := FleetView{Time: now, Version: snap.Version, Pools: []PoolView{}}
+	v := FleetView{Time: now, Version: snap.Version, Pools: []PoolView{}, Kube: o.kube.viewed()}
 	for _, p := range snap.Pools {
 		pv := PoolView{Namespace: p.Namespace, Name: p.Name, Picker: p.Picker, H2C: p.H2C, Objectives: p.Objectives, Endpoints: []EndpointView{}, Queue: queues[p.ID]}
 		for _, e := range p.Endpoints {

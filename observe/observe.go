@@ -94,10 +94,11 @@ func New(opt Options) *Observer {
 	o.attempts.init(o.store)
 	o.queues.init(o)
 	o.caches.o = o
-	o.kube = newKube()
+	o.kube.init()
 	o.decisions.healthy.max, o.decisions.troubled.max = ringBytes, ringBytes
 	o.SetHealth(fleet.DefaultHealth())
 	o.register(opt)
+	o.store.OnGone(o.gone)
 	return o
 }
 
@@ -141,7 +142,7 @@ func (o *Observer) register(opt Options) {
 		return float64(o.access.dropped.Load())
 	})
 	o.registry.MustRegister(&o.table, &o.attempts, &o.queues, &o.caches, &pools{o: o}, o.predicted, o.prompts, o.tokenizers, o.schedule, o.request, o.answer, o.plugins, o.pollErrors,
-		o.extractErrors, o.droppedHeaders, o.ejections, o.rewrites, o.configErrors, info, ends, dropped, o.kube.failed, o.kube.differs, o.kube.leads, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+		o.extractErrors, o.droppedHeaders, o.ejections, o.rewrites, o.configErrors, info, ends, dropped, &o.kube, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 }
 
 // ConfigErrors tells how many errors there are in what was last read of the configuration.
@@ -284,7 +285,18 @@ func (o *Observer) because(source string, load *fleet.Load, cause string) {
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.causes[load] = cause
+	if !load.Ended() {
+		o.causes[load] = cause
+	}
+}
+
+// gone forgets incarnations that ended.
+func (o *Observer) gone(loads []*fleet.Load) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, l := range loads {
+		delete(o.causes, l)
+	}
 }
 
 // Run writes access lines until ctx ends, then writes the rest. Without it they are written

@@ -22,6 +22,7 @@ const (
 // longer than an event takes. It should never find anything.
 func (p *pods) compare(ctx context.Context, c *Cluster, f *feed) {
 	c.opt.Metrics.Differs("pods", p.namespace, 0)
+	defer c.opt.Metrics.Forget(p.namespace)
 	for ctx.Err() == nil {
 		sleep(ctx, c.opt.compareEvery)
 		if synced, _ := f.state(); !synced {

@@ -105,6 +105,29 @@ func (c *clients) feed(client *rest.RESTClient, path, namespace, resource, field
 	return f
 }
 
+// versions are those of a group that the API server serves, the one that it prefers first; none for a group that it does not
+// know.
+func (c *clients) versions(ctx context.Context, group string) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	raw, err := c.core.Get().MaxRetries(0).AbsPath("/apis/"+group).SetHeader("Accept", "application/json").Do(ctx).Raw()
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var doc struct{ Versions []struct{ Version string } }
+	if err := json.Unmarshal(raw, &doc); err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, v := range doc.Versions {
+		out = append(out, v.Version)
+	}
+	return out, nil
+}
+
 // has reports whether the API server serves the resource in that group and version.
 func (c *clients) has(ctx context.Context, groupVersion, resource string) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)

@@ -35,7 +35,8 @@ type Options struct {
 	// of all namespaces when these are empty, too.
 	Pool       fleet.ID
 	Namespaces []string
-	// Group is that of InferencePool; empty for inference.networking.k8s.io.
+	// Group is that of InferencePool; empty for inference.networking.k8s.io or, where the API server does not have that, the
+	// group before it.
 	Group string
 	// Selector and Ports are a pool that no InferencePool describes; Selector is nil when one does.
 	Selector labels.Selector
@@ -54,7 +55,7 @@ type Options struct {
 	Metrics Metrics
 	Log     *slog.Logger
 
-	compareEvery, compareAgain time.Duration
+	compareEvery, compareAgain, seekEvery, betterEvery time.Duration
 }
 
 // Verdict is what a configuration made of an object.
@@ -74,6 +75,8 @@ type Metrics interface {
 	Failed(resource, verb, reason string)
 	// Differs tells by how many objects of a namespace our list differs from the API server's.
 	Differs(resource, namespace string, n int)
+	// Forget tells that a namespace is not followed any more.
+	Forget(namespace string)
 }
 
 // Silent are [Metrics] for nobody.
@@ -84,6 +87,9 @@ func (Silent) Failed(string, string, string) {}
 
 // Differs does nothing.
 func (Silent) Differs(string, string, int) {}
+
+// Forget does nothing.
+func (Silent) Forget(string) {}
 
 // How long changes wait for company after the last ones were told.
 const (
@@ -127,10 +133,8 @@ func New(opt Options) (*Cluster, error) {
 		opt.Log = slog.Default()
 	}
 	opt.compareEvery, opt.compareAgain = cmp.Or(opt.compareEvery, compareEvery), cmp.Or(opt.compareAgain, compareAgain)
-	if opt.Group == "" {
-		opt.Group = poolGroup
-	}
-	if opt.Group != poolGroup && opt.Group != legacyGroup {
+	opt.seekEvery, opt.betterEvery = cmp.Or(opt.seekEvery, reportLegacy), cmp.Or(opt.betterEvery, otherPoll)
+	if opt.Group != "" && opt.Group != poolGroup && opt.Group != legacyGroup {
 		return nil, fmt.Errorf("group %q has no InferencePool: want %s or %s", opt.Group, poolGroup, legacyGroup)
 	}
 	c := &Cluster{opt: opt, watched: map[string]*watched{}, maps: map[fleet.ID]*configMap{}, dirty: map[string]bool{}}

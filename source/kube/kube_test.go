@@ -4,6 +4,7 @@ package kube
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -185,7 +186,9 @@ func TestManyPools(t *testing.T) {
 	s.put(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"namespace":"b","name":"pick"},"data":{"default-plugins.yaml":"no","mine.yaml":"yes"}}`)
 	w.until("the text", func() bool { o := w.object("ConfigMap b/pick mine.yaml"); return o != nil && string(o.Data) == "yes" })
 	s.remove(aPool, "b", "p", "x")
-	w.until("one", func() bool { return len(w.sources) == 1 && len(w.objects) == 1 })
+	w.until("one", func() bool {
+		return len(w.sources) == 1 && len(w.objects) == 1 && slices.Equal(w.forgotten, []string{"b"})
+	})
 	s.put(aPool, "c", "p", "x")
 	w.until("the third", w.endpoints("c", "e-rank-0=10.1.0.1:8000"))
 }

@@ -53,7 +53,8 @@ func (o *Object) String() string {
 // kind is a kind of custom resources.
 type kind struct {
 	name, plural string
-	versions     []schema.GroupVersion // the best first
+	versions     []schema.GroupVersion // the best first; without a version those that the API server has
+	as           schema.GroupVersion   // what objects of all of them are handed on as
 	optional     bool
 }
 
@@ -68,15 +69,24 @@ const (
 	legacyGroup = "inference.networking.x-k8s.io"
 )
 
+// poolKind is InferencePool of a group; when it is empty, of the newest that there is.
 func poolKind(group string) kind {
-	return kind{"InferencePool", "inferencepools", []schema.GroupVersion{version(group, "v1")}, false}
+	newest := version(poolGroup, "v1")
+	k := kind{"InferencePool", "inferencepools", []schema.GroupVersion{newest, version(legacyGroup, "")}, newest, false}
+	switch group {
+	case poolGroup:
+		k.versions = k.versions[:1]
+	case legacyGroup:
+		k.versions = k.versions[1:]
+	}
+	return k
 }
 
 func optionalKinds() []kind {
 	own := []schema.GroupVersion{version(ownGroup, "v1"), version(ownGroup, "v1alpha2"), version(legacyGroup, "v1alpha2")}
 	return []kind{
-		{"InferenceObjective", "inferenceobjectives", own, true},
-		{"InferenceModelRewrite", "inferencemodelrewrites", own, true},
+		{"InferenceObjective", "inferenceobjectives", own, own[0], true},
+		{"InferenceModelRewrite", "inferencemodelrewrites", own, own[0], true},
 	}
 }
 
@@ -91,6 +101,7 @@ type objects struct {
 	feed    *feed // of using; nil while there is none
 	absent  bool  // the API server does not have the kind
 	trouble string
+	since   time.Time          // absent, or in trouble
 	all     map[string]*Object // by namespace and name
 }
 
@@ -125,11 +136,21 @@ func (s *objects) run(ctx context.Context) {
 // best is the best version that the API server has of the kind.
 func (s *objects) best(ctx context.Context) (schema.GroupVersionResource, bool, error) {
 	for _, v := range s.versions {
-		switch ok, err := s.c.clients.has(ctx, v.String(), s.plural); {
-		case err != nil:
-			return schema.GroupVersionResource{}, false, fmt.Errorf("/apis/%s: %w", v, err)
-		case ok:
-			return v.WithResource(s.plural), true, nil
+		served := []string{v.Version}
+		if v.Version == "" {
+			var err error
+			if served, err = s.c.clients.versions(ctx, v.Group); err != nil {
+				return schema.GroupVersionResource{}, false, fmt.Errorf("/apis/%s: %w", v.Group, err)
+			}
+		}
+		for _, name := range served {
+			v.Version = name
+			switch ok, err := s.c.clients.has(ctx, v.String(), s.plural); {
+			case err != nil:
+				return schema.GroupVersionResource{}, false, fmt.Errorf("/apis/%s: %w", v, err)
+			case ok:
+				return v.WithResource(s.plural), true, nil
+			}
 		}
 	}
 	return schema.GroupVersionResource{}, false, nil
@@ -148,6 +169,9 @@ func (s *objects) missing(ctx context.Context, err error) {
 	}
 	s.mu.Lock()
 	news := s.trouble != trouble
+	if news {
+		s.since = time.Now()
+	}
 	s.trouble, s.absent, s.feed = trouble, err == nil, nil
 	if s.absent {
 		clear(s.all)
@@ -178,7 +202,7 @@ func (s *objects) follow(ctx context.Context, r schema.GroupVersionResource) {
 	if s.using != r {
 		s.c.opt.Log.Info("following", slog.String("resource", f.resource), slog.String("version", r.Version), slog.String("in", f.where()))
 		if r.Group == legacyGroup {
-			s.c.opt.Log.Warn(r.Group + " is where " + s.name + " was before: write " + s.versions[0].String())
+			s.c.opt.Log.Warn(r.Group + " is where " + s.name + " was before: write " + s.as.String())
 		}
 	}
 	s.feed, s.using, s.absent, s.trouble = f, r, false, ""
@@ -189,7 +213,7 @@ func (s *objects) follow(ctx context.Context, r schema.GroupVersionResource) {
 		defer stop()
 		seeking.Go(func() {
 			for ctx.Err() == nil {
-				sleep(ctx, otherPoll)
+				sleep(ctx, s.c.opt.betterEvery)
 				if best, found, err := s.best(ctx); err == nil && found && best != r {
 					stop()
 				}
@@ -293,8 +317,11 @@ func (s *objects) object(v any) (*Object, error) {
 	if spec == nil {
 		spec = map[string]any{}
 	}
-	if s.optional {
+	switch {
+	case s.optional:
 		o.refer(spec)
+	case using.Group == legacyGroup:
+		modern(spec)
 	}
 	meta := map[string]any{"namespace": o.Namespace, "name": o.Name}
 	if len(o.labels) > 0 {
@@ -303,14 +330,42 @@ func (s *objects) object(v any) (*Object, error) {
 	if at := u.GetCreationTimestamp(); !at.IsZero() {
 		meta["creationTimestamp"] = at.UTC().Format(time.RFC3339)
 	}
-	newest := s.versions[0].String()
-	if !s.optional {
-		newest = version(poolGroup, "v1").String()
-	}
 	var err error
-	o.Data, err = json.Marshal(map[string]any{"apiVersion": newest, "kind": s.name, "metadata": meta, "spec": spec})
+	o.Data, err = json.Marshal(map[string]any{"apiVersion": s.as.String(), "kind": s.name, "metadata": meta, "spec": spec})
 	return o, err
 }
+
+// modern turns the spec of an InferencePool of the group before into what v1 has: its selector was the labels alone, and it
+// had one port. What v1 has no name for stays, so that the configuration names it.
+func modern(spec map[string]any) {
+	if selector, ok := spec["selector"].(map[string]any); ok {
+		_, nested := selector["matchLabels"].(map[string]any)
+		if !nested {
+			spec["selector"] = map[string]any{"matchLabels": selector}
+		}
+	}
+	if port, ok := spec["targetPortNumber"]; ok && spec["targetPorts"] == nil {
+		spec["targetPorts"] = []any{map[string]any{"number": port}}
+		delete(spec, "targetPortNumber")
+	}
+	ref, ok := spec["extensionRef"].(map[string]any)
+	if !ok || spec["endpointPickerRef"] != nil {
+		return
+	}
+	delete(spec, "extensionRef")
+	spec["endpointPickerRef"] = ref
+	kind, _ := ref["kind"].(string)
+	switch port, ok := ref["portNumber"]; {
+	case ok:
+		ref["port"] = map[string]any{"number": port}
+		delete(ref, "portNumber")
+	case kind == "" || kind == "Service":
+		ref["port"] = map[string]any{"number": servicePort}
+	}
+}
+
+// servicePort is that of a picker's Service in the group before, when none was written.
+const servicePort = 9002
 
 // refer makes one list of the pools that a spec names, as the newest version has it.
 func (o *Object) refer(spec map[string]any) {

@@ -4,7 +4,9 @@ package kube
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"maps"
 	"net"
@@ -30,6 +32,8 @@ type server struct {
 	forbidden map[string]bool // "verb plural"
 	mute      bool            // changes make no events
 	asked     map[string]int  // by "verb plural"
+	writes    []string        // what was written, or was to be
+	conflicts int             // writes that find that another was first
 	changed   chan struct{}
 	left      chan struct{} // closed when streams are to end
 	log       []event
@@ -144,6 +148,10 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	path := strings.TrimPrefix(strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, "/apis/"), "/api/"), "/")
 	parts := strings.Split(path, "/")
 	version, n := parts[0], 1
+	if strings.HasPrefix(r.URL.Path, "/apis/") && len(parts) == 1 {
+		s.group(w, path)
+		return
+	}
 	if strings.HasPrefix(r.URL.Path, "/apis/") {
 		version, n = parts[0]+"/"+parts[1], 2
 	}
@@ -164,7 +172,81 @@ func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		if plural == "namespaces" {
 			namespace, plural = parts[n+1], parts[n+2]
 		}
+		if r.Method != http.MethodGet {
+			s.write(w, r, version, plural, namespace, parts)
+			return
+		}
 		s.serve(w, r, version, plural, namespace)
+	}
+}
+
+// group tells the versions of a group.
+func (s *server) group(w http.ResponseWriter, group string) {
+	list := []map[string]string{}
+	s.mu.Lock()
+	for _, v := range slices.Sorted(maps.Keys(s.groups)) {
+		if g, version, ok := strings.Cut(v, "/"); ok && g == group {
+			list = append(list, map[string]string{"groupVersion": v, "version": version})
+		}
+	}
+	s.mu.Unlock()
+	if len(list) == 0 {
+		refuse(w, 404, "NotFound")
+		return
+	}
+	_ = json.NewEncoder(w).Encode(map[string]any{"kind": "APIGroup", "apiVersion": "v1", "name": group, "versions": list})
+}
+
+// write takes events, and conditions of objects, as they are; conflicts come first.
+func (s *server) write(w http.ResponseWriter, r *http.Request, version, plural, namespace string, parts []string) {
+	body, err := io.ReadAll(r.Body)
+	if err == nil && r.Header.Get("Content-Type") == "application/vnd.kubernetes.protobuf" {
+		err = errors.New("want JSON")
+	}
+	var o map[string]any
+	if err == nil {
+		err = json.Unmarshal(body, &o)
+	}
+	if err != nil {
+		refuse(w, 400, "BadRequest")
+		return
+	}
+	verb := strings.ToLower(r.Method)
+	if parts[len(parts)-1] == "status" {
+		plural += "/status"
+	}
+	s.mu.Lock()
+	forbidden, conflict := s.forbidden[verb+" "+plural], s.conflicts > 0
+	if conflict {
+		s.conflicts--
+	}
+	if plural == "events" {
+		about, _ := o["involvedObject"].(map[string]any)
+		s.writes = append(s.writes, fmt.Sprintf("event %v %v %v: %v", about["kind"], about["name"], o["reason"], o["message"]))
+	} else {
+		s.writes = append(s.writes, fmt.Sprintf("%s %s %s", verb, plural, parts[len(parts)-2]))
+	}
+	var was map[string]any
+	if plural != "events" {
+		was = s.objects[fmt.Sprintf("%s %s %s %s", version, strings.TrimSuffix(plural, "/status"), namespace, parts[len(parts)-2])]
+	}
+	s.mu.Unlock()
+	switch {
+	case forbidden:
+		refuse(w, 403, "Forbidden")
+	case conflict:
+		refuse(w, 409, "Conflict")
+	case plural == "events":
+		w.WriteHeader(201)
+		_, _ = w.Write(body)
+	case was == nil:
+		refuse(w, 404, "NotFound")
+	default:
+		now := maps.Clone(was)
+		now["metadata"] = maps.Clone(was["metadata"].(map[string]any))
+		now["status"] = o["status"]
+		s.change(now, false)
+		_ = json.NewEncoder(w).Encode(now)
 	}
 }
 
@@ -271,13 +353,43 @@ type told struct {
 	objects       []*Object
 	failed        map[string]int
 	differs, most int
+	log           lines
+	forgotten     []string
 	changed       chan struct{}
 }
 
 func (w *told) Failed(resource, verb, reason string) {
 	w.note(func() { w.failed[resource+" "+verb+" "+reason]++ })
 }
+func (w *told) Forget(namespace string) {
+	w.note(func() { w.forgotten = append(w.forgotten, namespace) })
+}
 func (w *told) Differs(_, _ string, n int) { w.note(func() { w.differs, w.most = n, max(w.most, n) }) }
+
+// lines is a log.
+type lines struct {
+	mu   sync.Mutex
+	text []string
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.text = append(l.text, string(b))
+	return len(b), nil
+}
+
+// of are the lines that have all these words.
+func (l *lines) of(words ...string) (out []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, line := range l.text {
+		if !slices.ContainsFunc(words, func(w string) bool { return !strings.Contains(line, w) }) {
+			out = append(out, line)
+		}
+	}
+	return out
+}
 
 func (w *told) note(f func()) {
 	w.mu.Lock()
@@ -330,7 +442,7 @@ func (w *told) object(name string) *Object {
 func follow(t *testing.T, s *server, o Options) *told {
 	t.Helper()
 	w := &told{t: t, sources: map[string][]string{}, failed: map[string]int{}, changed: make(chan struct{})}
-	o.Config, o.Metrics, o.Log = s.config(), w, slog.New(slog.DiscardHandler)
+	o.Config, o.Metrics, o.Log = s.config(), w, slog.New(slog.NewTextHandler(&w.log, nil))
 	o.Endpoints = w.take
 	o.Objects = w.judge
 	c, err := New(o)

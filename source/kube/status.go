@@ -124,6 +124,10 @@ func judge(v Verdict, pools []*Object) (metav1.Condition, []*Object) {
 		c.Message = short(strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), "; "))
 	}
 	warnings := strings.Join(v.Warnings, "; ")
+	if v.Kind == "InferencePool" && v.Superseded {
+		set(metav1.ConditionFalse, v1.ReasonSuperseded, fmt.Sprintf("%s is not read where the API server has %s: write this as %s/v1, or follow that group with --pool-group", v.Resource.Group, poolGroup, poolGroup))
+		return c, nil
+	}
 	if !reported(v.Object) {
 		if set(metav1.ConditionTrue, v1.ReasonAccepted, "in force", warnings); len(v.Errors) > 0 {
 			set(metav1.ConditionFalse, v1.ReasonInvalid, slices.Clone(v.Errors)...)
@@ -209,17 +213,18 @@ func (c *Cluster) report(verdicts []Verdict) {
 
 // seekSuperseded looks for objects of the group of before, where there is a newer one, until ctx ends.
 func (c *Cluster) seekSuperseded(ctx context.Context) {
-	for sleep(ctx, reportLegacy/6); ctx.Err() == nil; sleep(ctx, reportLegacy) {
+	told := map[string]bool{}
+	for sleep(ctx, c.opt.seekEvery/6); ctx.Err() == nil; sleep(ctx, c.opt.seekEvery) {
 		if !c.reports.may() {
 			continue
 		}
 		var old []Verdict
-		for _, s := range c.others {
+		for _, s := range slices.Concat(c.pools, c.others) {
 			s.mu.Lock()
 			using := s.using
 			s.mu.Unlock()
 			was := version(legacyGroup, "v1alpha2")
-			if using.Group != ownGroup {
+			if using.Group != s.as.Group || s.versions[len(s.versions)-1].Group != legacyGroup {
 				continue
 			}
 			if has, err := c.clients.has(ctx, was.String(), s.plural); err != nil || !has {
@@ -230,6 +235,11 @@ func (c *Cluster) seekSuperseded(ctx context.Context) {
 				continue // what is not read need not be seen
 			}
 			old = append(old, superseded(s.name, was.WithResource(s.plural), list)...)
+			if where := s.plural + " " + s.namespace; len(list.Items) > 0 && !told[where] {
+				told[where] = true
+				c.opt.Log.Warn("of two groups the newer is read: objects of the other do not count", slog.String("resource", s.plural), slog.String("read", using.Group),
+					slog.String("not", legacyGroup), slog.String("namespace", s.namespace), slog.Int("objects", len(list.Items)))
+			}
 		}
 		c.mu.Lock()
 		news := len(old) > 0 || len(c.old) > 0

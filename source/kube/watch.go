@@ -45,8 +45,16 @@ type feed struct {
 
 	mu      sync.Mutex
 	synced  bool               // listed once
-	trouble map[string]string  // by verb, what is wrong now
+	trouble map[string]trouble // by verb, what is wrong now
+	last    string             // the last trouble, wrong still or not
+	since   time.Time          // it was synced, or is in trouble
 	again   context.CancelFunc // ends the watch, so that a list is next
+}
+
+// trouble is what keeps a feed from going on.
+type trouble struct {
+	text    string
+	refused bool
 }
 
 // where names the place of a feed in a sentence.
@@ -61,30 +69,33 @@ func (f *feed) where() string {
 func (f *feed) state() (synced bool, why string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	_, t := f.worst()
+	return f.synced, t.text
+}
+
+// worst is what is wrong now, and with which verb.
+func (f *feed) worst() (verb string, t trouble) {
 	for _, verb := range []string{"list", "watch"} {
-		if t := f.trouble[verb]; t != "" && why == "" {
-			why = t
+		if t := f.trouble[verb]; t.text != "" {
+			return verb, t
 		}
 	}
-	return f.synced, why
+	return "", trouble{}
 }
 
 // said notes how the API server answered, and tells when that is another answer than before.
 func (f *feed) said(verb string, err error) {
 	f.mu.Lock()
 	before := f.trouble[verb]
-	now := ""
+	now := trouble{}
 	switch {
 	case err == nil:
 	case apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err):
-		now = fmt.Sprintf("may not %s %s in %s", verb, f.resource, f.where())
+		now = trouble{fmt.Sprintf("may not %s %s in %s", verb, f.resource, f.where()), true}
 	default:
-		now = fmt.Sprintf("cannot %s %s in %s: %v", verb, f.resource, f.where(), err)
+		now = trouble{text: fmt.Sprintf("cannot %s %s in %s: %v", verb, f.resource, f.where(), err)}
 	}
-	if f.trouble == nil {
-		f.trouble = map[string]string{}
-	}
-	f.trouble[verb] = now
+	f.set(verb, now)
 	f.mu.Unlock()
 	log := f.c.opt.Log
 	switch {
@@ -98,11 +109,25 @@ func (f *feed) said(verb string, err error) {
 				log.Warn("the API server cannot be asked; what was known stays", attrs...)
 			}
 		}
-	case before != "":
+	case before != trouble{}:
 		log.Info("the API server answers again", slog.String("verb", verb), slog.String("resource", f.resource), slog.String("namespace", f.namespace))
 	}
 	if before != now {
 		f.c.wakeObjects()
+	}
+}
+
+// set notes what is wrong with a verb, nothing when t is empty; f.mu is held.
+func (f *feed) set(verb string, t trouble) {
+	_, was := f.worst()
+	if f.trouble == nil {
+		f.trouble = map[string]trouble{}
+	}
+	if f.trouble[verb] = t; t.text != "" {
+		f.last = t.text
+	}
+	if _, is := f.worst(); (is.text == "") != (was.text == "") || is.refused != was.refused {
+		f.since = time.Now()
 	}
 }
 
@@ -203,8 +228,10 @@ func (s synced) Resync() error      { return nil }
 func (s synced) Replace(list []any, version string) error {
 	err := s.store.Replace(list, version)
 	s.mu.Lock()
-	s.synced = true
-	delete(s.trouble, "list") // a streamed list has the verb watch
+	if !s.synced {
+		s.synced, s.since = true, time.Now()
+	}
+	s.set("list", trouble{}) // a streamed list has the verb watch
 	s.mu.Unlock()
 	if s.filled != nil { // who was told by the store before may have found that nothing is known yet
 		s.filled()
