@@ -120,6 +120,7 @@ func discoveries(cfg *config.Config) []string {
 func (p *process) follow(ctx context.Context, g *errgroup.Group, cfg *config.Config) {
 	g.Go(func() error { return p.names.Run(ctx) })
 	r := &reloading{process: p, started: cfg, current: cfg}
+	_, r.said = news(cfg.Warnings, nil) // they were logged at the start
 	p.hold(cfg.Warnings)
 	r.round, r.stop = p.discoverAll(ctx, cfg)
 	g.Go(func() error {

@@ -26,6 +26,7 @@ import (
 const (
 	firstRetry = 200 * time.Millisecond
 	lastRetry  = 5 * time.Second
+	steady     = time.Second // a watch that held for so long had nothing wrong: after it breaks, what is missed is soon asked for
 	absentPoll = 2 * time.Second
 	otherPoll  = 30 * time.Second // for a better version than the one in use
 )
@@ -189,7 +190,7 @@ func (f *feed) run(ctx context.Context) error {
 			if _, why := f.state(); why == "" { // what was answered makes no sense
 				f.said("list", err)
 			}
-		case time.Since(started) > lastRetry:
+		case time.Since(started) > steady:
 			pause = firstRetry
 		}
 		t := time.NewTimer(pause + rand.N(pause/2))
