@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -180,7 +181,8 @@ func (c *Cluster) objectives(t *testing.T) {
 	s.whole(l)
 }
 
-// crdsComeAndGo starts with the CRD of InferencePool alone; the optional ones are installed, removed and installed again.
+// crdsComeAndGo starts with the CRD of InferencePool alone; the optional ones are installed, removed and installed again. Then
+// come those of the group of before, and ours beside them: the newer wins, and the older's status says so.
 func (c *Cluster) crdsComeAndGo(t *testing.T) {
 	s := c.site(t, []string{"epp"}, nil, "a")
 	l := Traffic(t, s.http, 4, 8, nil)
@@ -192,6 +194,25 @@ func (c *Cluster) crdsComeAndGo(t *testing.T) {
 		s.Kubectl(t, "delete", "-f", filepath.Join(rig.Root(), "deploy", "crds"))
 		s.priority("premium", 0)
 	}
+	ours, err := os.ReadFile(filepath.Join(rig.Root(), "deploy", "crds", "llm-d.ai_inferenceobjectives.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const older = "inference.networking.x-k8s.io"
+	s.Apply(t, s.ns, strings.ReplaceAll(string(ours), "llm-d.ai", older))
+	s.Kubectl(t, "wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+	rig.Eventually(t, "an objective of the older group to be taken", func() error {
+		_, err := s.kubectl(t.Context(), "apiVersion: "+older+"/v1alpha2\nkind: InferenceObjective\nmetadata: {name: premium}\nspec: {priority: 30, poolRef: {name: pool}}\n", "apply", "-n", s.ns, "-f", "-")
+		return err
+	})
+	s.priority("premium", 30)
+	c.ours(t)
+	s.objective("premium", 60)
+	s.priority("premium", 60)
+	s.condition("inferenceobjectives.v1alpha2."+older, "premium", "Accepted", "False")
+	s.condition("inferenceobjectives.v1.llm-d.ai", "premium", "Accepted", "True")
+	s.Kubectl(t, "delete", "crd", "inferenceobjectives."+older)
+	s.priority("premium", 60)
 	s.whole(l)
 }
 

@@ -134,7 +134,37 @@ func (c *Cluster) asLLMD(t *testing.T) {
 			s.quiet("pool-epp-0")
 		})
 	}
+	t.Run("few permissions", c.fewPermissions)
 	t.Run("two replicas", c.llmdStandby)
+}
+
+// oneScorer is a small configuration.
+const oneScorer = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n- type: queue-scorer\nschedulingProfiles:\n- name: default\n  plugins:\n  - pluginRef: queue-scorer\n"
+
+// fewPermissions starts a picker that may not read objectives and rewrites, whose kinds are there: it serves with defaults, and
+// says once for each what it may not do.
+func (c *Cluster) fewPermissions(t *testing.T) {
+	s := &site{Cluster: c, t: t, ns: c.Namespace(t), pickers: []string{"pool-epp-0"}}
+	const rule = "- {apiGroups: [inference.networking.x-k8s.io, llm-d.ai], resources: [inferenceobjectives, inferencemodelrewrites], verbs: [get, list, watch]}\n"
+	all := llmd(oneScorer, 1)
+	fewer := strings.Replace(all, rule, "", 1)
+	if fewer == all {
+		t.Fatal("there is no such rule: " + rule)
+	}
+	s.Apply(t, s.ns, fewer+engine("a", ""))
+	s.envoy(c.Addr(t, s.ns, "pool-epp-0") + ":9002")
+	s.objective("premium", 100)
+	s.answers()
+	s.priority("premium", 0)
+	said := s.Logs(s.ns, "pool-epp-0")
+	for _, want := range []string{"does not let us list inferenceobjectives.llm-d.ai", "does not let us list inferencemodelrewrites.llm-d.ai"} {
+		if !strings.Contains(said, want) {
+			t.Errorf("nothing says %q", want)
+		}
+	}
+	s.Apply(t, s.ns, all) // given later
+	s.priority("premium", 100)
+	s.quiet("pool-epp-0")
 }
 
 // quiet fails the test when a picker logged an error, or the same warning of a permission twice.
@@ -163,7 +193,7 @@ func (s *site) quiet(name string) {
 // llmdStandby is the chart's replicas: 2. One is ready, both are alive, and the other takes over.
 func (c *Cluster) llmdStandby(t *testing.T) {
 	s := &site{Cluster: c, t: t, ns: c.Namespace(t), pickers: []string{"pool-epp-0", "pool-epp-1"}}
-	s.Apply(t, s.ns, llmd("apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\nplugins:\n- type: queue-scorer\nschedulingProfiles:\n- name: default\n  plugins:\n  - pluginRef: queue-scorer\n", 2)+engine("a", ""))
+	s.Apply(t, s.ns, llmd(oneScorer, 2)+engine("a", ""))
 	s.endpoint("a")
 	leader, other := s.leader()
 	for _, name := range s.pickers {

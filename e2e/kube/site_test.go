@@ -45,7 +45,7 @@ rules:
 - {apiGroups: [""], resources: [pods], verbs: [get, list, watch]}
 - {apiGroups: [inference.networking.k8s.io], resources: [inferencepools], verbs: [get, list, watch]}
 - {apiGroups: [llm-d.ai, inference.networking.x-k8s.io], resources: [inferenceobjectives, inferencemodelrewrites], verbs: [get, list, watch]}
-- {apiGroups: [llm-d.ai], resources: [inferenceobjectives/status, inferencemodelrewrites/status], verbs: [get, update, patch]}
+- {apiGroups: [llm-d.ai, inference.networking.x-k8s.io], resources: [inferenceobjectives/status, inferencemodelrewrites/status], verbs: [get, update, patch]}
 - {apiGroups: [coordination.k8s.io], resources: [leases], verbs: [get, list, watch, create, update, patch, delete]}
 - {apiGroups: ["", events.k8s.io], resources: [events], verbs: [create, patch]}
 ---
