@@ -56,6 +56,11 @@ func (s *site) counted() {
 	s.t.Helper()
 	s.measures("penstock_request_end_total", float64(sentTo(s.http)))
 	s.measures("penstock_inflight_drift", 0)
+	for line := range strings.Lines(s.Logs(s.ns, s.pickers[0])) {
+		if strings.Contains(line, `"msg":"metrics page"`) {
+			s.t.Error(line)
+		}
+	}
 }
 
 // podsComeAndGo changes the pool's pods in all the ways in which pods change by themselves or by an operator.

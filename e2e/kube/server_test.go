@@ -14,7 +14,7 @@ func (c *Cluster) watchesDrop(t *testing.T) {
 	l := Traffic(t, s.http, 8, 8, nil)
 	a := s.endpoint("a")
 	s.serves(l, a, s.endpoint("b-0"))
-	for i := range 5 {
+	for i := range 3 {
 		s.Drop(t, s.ns, "epp")
 		next := s.engine(fmt.Sprintf("b-%d", i+1), "")
 		s.Drop(t, s.ns, "epp")
