@@ -84,6 +84,7 @@ var owners = map[string][]string{
 // misnamed are packages whose name is not the end of their path, or a version that others have, too, or that of a standard
 // package; only they may be given another.
 var misnamed = map[string]bool{
+	"go.opentelemetry.io/otel/sdk/trace":                 true,
 	"github.com/prometheus/client_model/go":              true,
 	"sigs.k8s.io/gateway-api-inference-extension/api/v1": true, "k8s.io/api/coordination/v1": true, "k8s.io/api/core/v1": true, "k8s.io/api/discovery/v1": true, "k8s.io/apimachinery/pkg/apis/meta/v1": true, "k8s.io/apimachinery/pkg/api/errors": true,
 	"k8s.io/api/authentication/v1": true, "k8s.io/api/authorization/v1": true,

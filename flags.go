@@ -25,11 +25,10 @@ func fieldFlags(fs *pflag.FlagSet) func(*slog.Logger) {
 		"enable-grpc-stream-metrics":          "streams are among the metrics in any case",
 		"enable-cert-reload":                  "certificates are followed in any case",
 		"refresh-prometheus-metrics-interval": "pool metrics are made when they are asked for",
-		"tracing":                             "there are no traces yet",
 	}
 	for _, name := range slices.Sorted(maps.Keys(without)) {
 		fs.String(name, "", "accepted, has no effect: "+without[name])
-		if slices.Contains([]string{"enable-cert-reload", "enable-grpc-stream-metrics", "tracing"}, name) {
+		if slices.Contains([]string{"enable-cert-reload", "enable-grpc-stream-metrics"}, name) {
 			fs.Lookup(name).NoOptDefVal = "true"
 		}
 	}

@@ -43,7 +43,7 @@ type settings struct {
 	healthOnDoor                   bool          // the health service also on the ext_proc port
 	lameDuck, drain                time.Duration // told to end: requests still come in; open ones may finish
 	interval, stale                time.Duration // of scrapes; of signals
-	pprof                          bool
+	pprof, tracing                 bool
 	auth                           bool         // who reads the metrics port needs a token
 	maxReceive, maxSend            api.Quantity // of a message at the ext_proc door; 0 for the defaults
 	logging
@@ -87,7 +87,13 @@ func newProcess(cfg *config.Config, s settings, log io.Writer) (*process, error)
 	p.store = fleet.NewStore()
 	p.names = dns.New(p.store, nil, p.log)
 	commit, ref := buildInfo()
-	o := observe.Options{Store: p.store, Log: p.log, Stale: s.stale, Commit: commit, Build: ref}
+	var traces *observe.Tracing
+	if s.tracing {
+		if traces, err = observe.NewTracing(context.Background(), p.log, ref); err != nil {
+			return nil, err
+		}
+	}
+	o := observe.Options{Tracing: traces, Store: p.store, Log: p.log, Stale: s.stale, Commit: commit, Build: ref}
 	if !s.quiet {
 		o.Access = log
 	}

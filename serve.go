@@ -27,7 +27,7 @@ const authHelp = "read the metrics port only with a bearer token whose user may,
 
 // defaults are the settings that all gateways begin with.
 func defaults() settings {
-	return settings{lameDuck: lameDuck(), drain: 30 * time.Second, interval: 50 * time.Millisecond, stale: 2 * time.Second, pprof: true, logging: logging{verbosity: 2}}
+	return settings{lameDuck: lameDuck(), drain: 30 * time.Second, interval: 50 * time.Millisecond, stale: 2 * time.Second, pprof: true, tracing: true, logging: logging{verbosity: 2}}
 }
 
 // lameDuck is how long a gateway still lets requests in when it is told to end. In a Kubernetes pod those who send
@@ -46,6 +46,7 @@ func (s *settings) common(fs *pflag.FlagSet) {
 	fs.DurationVar(&s.lameDuck, "lame-duck", s.lameDuck, "when told to end, how long requests are still let in while readiness is off (5s by default in a Kubernetes pod)")
 	fs.DurationVar(&s.drain, "drain-timeout", s.drain, "how long open requests may take to finish when told to end")
 	fs.BoolVar(&s.pprof, "enable-pprof", s.pprof, "serve /debug/pprof on the metrics address")
+	fs.BoolVar(&s.tracing, "tracing", s.tracing, "send traces of sampled requests to the OpenTelemetry collector that the environment names; where it names none, nothing is traced")
 	fs.IntVarP(&s.verbosity, "v", "v", s.verbosity, "log level: 1 warnings, 2 info, 4 debug (each decision step by step), 5 trace")
 	fs.BoolVar(&s.secure, "secure-serving", s.secure, "TLS at the ext_proc door, with a self-signed certificate unless --cert-path")
 	fs.BoolVar(&s.experimental, "allow-experimental-plugins", s.experimental, "accept plugins that are alpha, or for tests")

@@ -72,6 +72,7 @@ func (g *Gateway) Begin(door *Door, h Head) *Exchange {
 	if !goodID(x.out.ID) {
 		x.out.ID, x.madeID = uuid.NewString(), true
 	}
+	x.out.Trace = g.Observer.Trace(h.Headers)
 	trust := door.Trust()
 	x.trusted, x.proof = trust.Trusts(h.Peer, h.Headers), trust.Header
 	var err error

@@ -156,4 +156,7 @@ func (x *Exchange) sets(c *sched.Cycle) {
 	if x.madeID {
 		p.Set = append(p.Set, Header{"x-request-id", x.out.ID})
 	}
+	if t := x.out.Trace; t != nil {
+		p.Set = append(p.Set, Header{"traceparent", t.Header()})
+	}
 }

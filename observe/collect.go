@@ -53,7 +53,7 @@ func (t *table) Collect(ch chan<- prometheus.Metric) {
 		}
 		for i := range s.errors {
 			if n := s.errors[i].Load(); n > 0 {
-				ch <- sample{descErrors, counter(n, insert(s.pairs, 0, "error_code", codes[i]))}
+				ch <- sample{descErrors, counter(n, insert(s.pairs, 0, "error_code", errorCodes[i]))}
 			}
 		}
 		for _, x := range []struct {

@@ -35,6 +35,8 @@ type Options struct {
 	Access io.Writer
 	// Stale is the age beyond which a signal is unknown; 0 for 2 s.
 	Stale time.Duration
+	// Tracing is told of sampled requests; nil for nobody.
+	Tracing *Tracing
 	// Commit and Build name this build.
 	Commit, Build string
 }
@@ -45,6 +47,7 @@ type Observer struct {
 	log    *slog.Logger
 	stale  time.Duration
 	access *access
+	traces *Tracing
 
 	registry *prometheus.Registry
 	table    table
@@ -76,7 +79,7 @@ type Observer struct {
 func New(opt Options) *Observer {
 	o := &Observer{
 		store: opt.Store, log: opt.Log, stale: opt.Stale,
-		registry: prometheus.NewRegistry(), causes: map[*fleet.Load]string{}, timed: map[[3]string]bool{}, ends: map[End]prometheus.Counter{},
+		traces: opt.Tracing, registry: prometheus.NewRegistry(), causes: map[*fleet.Load]string{}, timed: map[[3]string]bool{}, ends: map[End]prometheus.Counter{},
 	}
 	if o.store == nil {
 		o.store = fleet.NewStore()
@@ -141,8 +144,12 @@ func (o *Observer) register(opt Options) {
 		}
 		return float64(o.access.dropped.Load())
 	})
+	lost := lostTraces()
+	if o.traces != nil {
+		lost = o.traces.lost
+	}
 	o.registry.MustRegister(&o.table, &o.attempts, &o.queues, &o.caches, &pools{o: o}, o.predicted, o.prompts, o.tokenizers, o.schedule, o.request, o.answer, o.plugins, o.pollErrors,
-		o.extractErrors, o.droppedHeaders, o.ejections, o.rewrites, o.configErrors, info, ends, dropped, &o.kube, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+		o.extractErrors, o.droppedHeaders, o.ejections, o.rewrites, o.configErrors, info, ends, dropped, lost, &o.kube, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 }
 
 // ConfigErrors tells how many errors there are in what was last read of the configuration.
@@ -236,7 +243,18 @@ func (o *Observer) Done(out *Outcome) {
 	if o.access != nil {
 		o.access.line(out)
 	}
+	if out.Trace != nil {
+		o.traces.keep(out)
+	}
 	o.decisions.keep(out)
+}
+
+// Trace says where a request stands in the trace that its headers tell of, or in a new one; nil where it is not sampled.
+func (o *Observer) Trace(headers interface{ Get(string) string }) *TraceContext {
+	if o.traces == nil {
+		return nil
+	}
+	return o.traces.begin(headers)
 }
 
 // maxPlugins bounds the series of plugin_duration_seconds over all reloads; later names are Other.
@@ -299,9 +317,14 @@ func (o *Observer) gone(loads []*fleet.Load) {
 	}
 }
 
-// Run writes access lines until ctx ends, then writes the rest. Without it they are written
+// Run writes access lines and sends traces until ctx ends, then the rest of them. Without it lines are written
 // by Flush alone. A writer that fails costs the lines, never a request.
 func (o *Observer) Run(ctx context.Context) error {
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	if o.traces != nil {
+		wg.Go(func() { o.traces.run(ctx) })
+	}
 	if o.access == nil {
 		<-ctx.Done()
 		return nil

@@ -89,4 +89,5 @@ type Outcome struct {
 	EstimatedTokens, PredictedCached   int // as we estimated before dispatch
 	// Tokenizer says who counted EstimatedTokens, and Untold, in a word, why not the one that was asked first; empty for nobody.
 	Tokenizer, Untold string
+	Trace             *TraceContext // nil when it is not sampled
 }

@@ -27,8 +27,8 @@ const (
 	Other = "other"
 )
 
-// codes are the values of error_code.
-var codes = [...]string{
+// errorCodes are the values of error_code.
+var errorCodes = [...]string{
 	"BadRequest", "Unauthorized", "Forbidden", "NotFound", "PreconditionFailed", "ResourceExhausted",
 	"Internal", "ServiceUnavailable", "ModelServerError", "ClientCancelled", "Unknown",
 }
@@ -92,7 +92,7 @@ type series struct {
 	pairs  []*dto.LabelPair
 
 	total   atomic.Uint64
-	errors  [len(codes)]atomic.Uint64
+	errors  [len(errorCodes)]atomic.Uint64
 	running atomic.Int64
 
 	duration, requestSize, responseSize hist
