@@ -60,8 +60,8 @@ func (c *Cluster) leaderHangs(t *testing.T) {
 	all, new := l.Stop(), later.Stop()
 	t.Logf("the leader hung: the standby led after %v; those with a stream or a request there: %v", took.Round(10*time.Millisecond), all)
 	t.Logf("those that came later: %v", new)
-	if took > 12*time.Second {
-		t.Errorf("it took %v until the standby led: it has waited for the lease to run out", took)
+	if !strings.Contains(s.Logs(s.ns, other), "the leader's health service does not answer") {
+		t.Error("the standby has waited for the lease to run out")
 	}
 }
 
@@ -97,8 +97,8 @@ func (c *Cluster) pickerEnds(t *testing.T, signal syscall.Signal, standby bool) 
 	case standby:
 		rig.Eventually(t, "the standby to lead", func() error { return s.ready(other) })
 		took = time.Since(ended)
-		if took > 10*time.Second {
-			t.Errorf("it took %v until the standby led: it has waited for the lease to run out", took)
+		if signal == syscall.SIGKILL && !strings.Contains(s.Logs(s.ns, other), "the leader is gone: its health port was closed") {
+			t.Error("the standby has waited for the lease to run out")
 		}
 	case signal == syscall.SIGTERM:
 		s.Kubectl(t, "wait", "--for=delete", "pod/"+leader, "-n", s.ns, "--timeout=120s")
