@@ -3,7 +3,6 @@
 package observe
 
 import (
-	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -28,16 +27,18 @@ type attempts struct {
 	counts map[attempt]*atomic.Uint64
 }
 
-type attempt struct{ target, endpoint, address string } // no endpoint: the attempt failed
+// attempt is a series. Without an endpoint the attempt failed. An endpoint whose pod is made again has another address
+// and the same series.
+type attempt struct{ target, endpoint, port string }
 
 func (a *attempts) init(store *fleet.Store) {
 	a.store, a.counts = store, map[attempt]*atomic.Uint64{}
 }
 
 func (a *attempts) count(target string, o *Outcome) {
-	k := attempt{target, o.Endpoint, o.Address}
-	if o.Endpoint == "" {
-		k.address = ""
+	k := attempt{target: target, endpoint: o.Endpoint}
+	if i := strings.LastIndexByte(o.Address, ':'); i >= 0 && o.Endpoint != "" {
+		k.port = o.Address[i+1:]
 	}
 	a.mu.RLock()
 	n := a.counts[k]
@@ -49,13 +50,13 @@ func (a *attempts) count(target string, o *Outcome) {
 }
 
 func (a *attempts) admit(k attempt) *atomic.Uint64 {
-	k.endpoint, k.address = cleanName(k.endpoint), cleanName(k.address)
+	k.endpoint, k.port = cleanName(k.endpoint), cleanName(k.port)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if len(a.counts) >= maxAttempts && a.counts[k] == nil {
 		a.sweep()
 		if len(a.counts) >= maxAttempts && k.endpoint != "" {
-			k.endpoint, k.address = Other, ""
+			k.endpoint, k.port = Other, ""
 		}
 	}
 	n := a.counts[k]
@@ -96,7 +97,6 @@ func (a *attempts) Collect(ch chan<- prometheus.Metric) {
 		if !ok {
 			namespace, name = "", k.endpoint
 		}
-		_, port, _ := net.SplitHostPort(k.address)
-		ch <- prometheus.MustNewConstMetric(descAttempts, prometheus.CounterValue, float64(n.Load()), status, k.target, name, namespace, port)
+		ch <- prometheus.MustNewConstMetric(descAttempts, prometheus.CounterValue, float64(n.Load()), status, k.target, name, namespace, k.port)
 	}
 }

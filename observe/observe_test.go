@@ -481,6 +481,18 @@ func TestAttemptsAreBounded(t *testing.T) {
 	}
 }
 
+// A pod that is made again under its name has another address, and no second series of the same labels.
+func TestAttemptsOfAPodMadeAgain(t *testing.T) {
+	s, _ := storeOf(1)
+	o := New(Options{Store: s})
+	for _, address := range []string{"10.0.0.1:8000", "10.0.0.2:8000", "[fd00::1]:8000"} {
+		o.Done(&Outcome{Labels: Labels{Model: "m"}, Schedule: 1, Endpoint: "default/e0", Address: address, End: Complete})
+	}
+	if got := lines(page(t, o)["llm_d_epp_scheduler_attempts_total"]); got != "endpoint_name=e0,namespace=default,port=8000,status=success,target_model_name= 3" {
+		t.Errorf("got %q", got)
+	}
+}
+
 func TestPlugin(t *testing.T) {
 	o := New(Options{})
 	o.Plugin("Scorer", "queue-scorer", "q")(time.Millisecond)
