@@ -45,9 +45,10 @@ type site struct {
 	names  *dns.Names // stand before the store
 	gw     *gateway.Gateway
 	log    *slog.Logger
-	plans  scrape.Plans // what is polled of the pools' endpoints
-	feeds  feeds        // what engines publish of their caches
-	models models       // tokenizers
+	plans  scrape.Plans   // what is polled of the pools' endpoints
+	feeds  feeds          // what engines publish of their caches
+	models models         // tokenizers
+	near   func([]string) // takes the labels that say where endpoints stand; nil for nobody
 
 	lanes   map[fleet.ID]lane
 	sources map[string]bool // endpoint files
@@ -112,7 +113,20 @@ func (s *site) apply(ctx context.Context, cfg *config.Config) error {
 	s.names.Apply(ctx, d.Change)
 	s.gw.SetLanes(lanes)
 	s.feeds.set(s, next)
+	s.tellNear()
 	return nil
+}
+
+// tellNear says which labels somebody asks for to know where endpoints stand.
+func (s *site) tellNear() {
+	if s.near == nil {
+		return
+	}
+	var labels []string
+	for _, l := range s.lanes {
+		labels = append(labels, l.near...)
+	}
+	s.near(labels)
 }
 
 // rewrites turns a pool's rules into what the store takes.

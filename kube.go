@@ -138,6 +138,8 @@ func (c *cluster) connect(f *clusterFlags, p *process) error {
 		return err
 	}
 	p.obs.Kube().Watch(c.view)
+	p.near = c.Topology
+	p.tellNear()
 	if p.auth {
 		if err := p.authorize(f.kubeconfig); err != nil {
 			return err

@@ -5,6 +5,7 @@ package penstock
 import (
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"testing"
@@ -151,6 +152,35 @@ func TestInClusterElsewhere(t *testing.T) {
 	_, problems := c.load()
 	if len(problems) != 1 || !problems[0].Elsewhere || problems[0].Severity != config.Note {
 		t.Errorf("got %v", problems)
+	}
+}
+
+// The labels of nodes are asked for where some plugin wants to know where endpoints stand.
+func TestNearLabels(t *testing.T) {
+	for _, c := range []struct{ plugins, profile, want string }{
+		{"- type: random-picker", "", "[]"},
+		{"- type: topology-affinity-scorer", "- pluginRef: topology-affinity-scorer", "[topology.kubernetes.io/rack topology.kubernetes.io/zone topology.kubernetes.io/region]"},
+		{"- type: topology-affinity-scorer\n- type: topology-extractor\n  parameters: {rack: my/rack, zone: my/zone, region: my/region}", "- pluginRef: topology-affinity-scorer", "[my/rack my/zone my/region]"},
+	} {
+		o := options("default")
+		o.Experimental = true
+		text := "apiVersion: llm-d.ai/v1\nkind: EndpointPickerConfig\nplugins:\n- type: max-score-picker\n" + c.plugins + "\nschedulingProfiles:\n- name: default\n  plugins:\n  - pluginRef: max-score-picker\n  " + c.profile + "\n"
+		_, cfg, err := newCluster(&clusterFlags{namespace: "default", pool: "pool"}, o, []config.Document{{Name: "text", Data: []byte(text), Needed: true}}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := newProcess(cfg, defaults(), io.Discard)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := "[]"
+		p.near = func(labels []string) { got = fmt.Sprint(labels) }
+		if err := p.apply(t.Context(), cfg); err != nil {
+			t.Fatal(err)
+		}
+		if got != c.want {
+			t.Errorf("%s: got %s, want %s", c.plugins, got, c.want)
+		}
 	}
 }
 

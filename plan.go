@@ -23,6 +23,7 @@ import (
 type lane struct {
 	*gateway.Lane
 	from string
+	near []string // labels that say where endpoints stand, for those who ask
 }
 
 // planner builds a plan from an EndpointPickerConfig. A plugin that is named twice is one value.
@@ -32,6 +33,7 @@ type planner struct {
 	timed func(point, kind, name string) func(time.Duration)
 	// models are the tokenizers that are open; nil opens each anew.
 	models *models
+	near   []string
 }
 
 // buildLane makes what serves a pool from its EndpointPickerConfig.
@@ -46,7 +48,7 @@ func (s *site) buildLane(pool fleet.ID, p *config.Picker) (lane, error) {
 	if err != nil {
 		return lane{}, err
 	}
-	return lane{&gateway.Lane{Gate: gate, Plan: plan.Ready(), Queues: p.Gates.FlowControl}, b.from.String()}, nil
+	return lane{&gateway.Lane{Gate: gate, Plan: plan.Ready(), Queues: p.Gates.FlowControl}, b.from.String(), b.near}, nil
 }
 
 func (b *planner) plan(p *config.Picker, plan *sched.Plan) error {
@@ -94,6 +96,7 @@ func (b *planner) places(p *config.Picker) error {
 		reader, ok := b.built[d.Name].(interface {
 			Topology() string
 			SetTopology(*policy.TopologyExtractor)
+			Labels() []string
 		})
 		if !ok {
 			continue
@@ -105,14 +108,14 @@ func (b *planner) places(p *config.Picker) error {
 				by = o
 			}
 		}
-		if by == nil {
-			continue
+		if by != nil {
+			v, err := b.value(by)
+			if err != nil {
+				return err
+			}
+			reader.SetTopology(v.(*policy.TopologyExtractor))
 		}
-		v, err := b.value(by)
-		if err != nil {
-			return err
-		}
-		reader.SetTopology(v.(*policy.TopologyExtractor))
+		b.near = append(b.near, reader.Labels()...)
 	}
 	return nil
 }

@@ -3,6 +3,7 @@
 package policy
 
 import (
+	"cmp"
 	"errors"
 
 	"github.com/penstock-project/penstock/fleet"
@@ -92,11 +93,14 @@ func (p *Nearness) Topology() string { return p.TopologyProducerName }
 // SetTopology tells the plugin to read, before the first request.
 func (p *Nearness) SetTopology(x *TopologyExtractor) { p.by = x }
 
+// Labels are those by which the plugin tells where endpoints stand, but for the host.
+func (p *Nearness) Labels() []string {
+	by := cmp.Or(p.by, defaultTopology)
+	return []string{by.Rack, by.Zone, by.Region}
+}
+
 var defaultTopology = newTopologyExtractor()
 
 func (p *Nearness) of(a, b *fleet.Endpoint) int {
-	if p.by != nil {
-		return p.by.nearness(a, b)
-	}
-	return defaultTopology.nearness(a, b)
+	return cmp.Or(p.by, defaultTopology).nearness(a, b)
 }

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/serializer"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 )
@@ -58,6 +59,8 @@ type clients struct {
 	core    *rest.RESTClient  // core/v1, as protobuf
 	custom  *rest.RESTClient  // what we have no types for, as JSON
 	dynamic dynamic.Interface // to write
+
+	metadata metadata.Interface // of nodes
 }
 
 func newClients(c *rest.Config) (*clients, error) {
@@ -78,6 +81,9 @@ func newClients(c *rest.Config) (*clients, error) {
 		return nil, err
 	}
 	if out.custom, err = rest.UnversionedRESTClientForConfigAndClient(dynamic.ConfigFor(c), h); err != nil {
+		return nil, err
+	}
+	if out.metadata, err = metadata.NewForConfigAndClient(metadata.ConfigFor(c), h); err != nil {
 		return nil, err
 	}
 	out.dynamic, err = dynamic.NewForConfigAndClient(c, h)

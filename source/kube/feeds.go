@@ -60,6 +60,11 @@ func (c *Cluster) Feeds() []Feed {
 		out = append(out, v)
 	}
 	c.mu.Unlock()
+	c.nodes.mu.Lock()
+	if f := c.nodes.feed; f != nil {
+		out = append(out, f.view(schema.GroupVersion{Version: "v1"}, len(c.nodes.all)))
+	}
+	c.nodes.mu.Unlock()
 	slices.SortFunc(out, func(a, b Feed) int {
 		return cmp.Or(cmp.Compare(a.Resource, b.Resource), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})

@@ -105,6 +105,7 @@ type Cluster struct {
 	pools   []*objects // by namespace, or one for all; none with a selector
 	others  []*objects
 	reports *reports
+	nodes   *nodes
 
 	wake struct{ pods, objects chan struct{} }
 
@@ -138,6 +139,7 @@ func New(opt Options) (*Cluster, error) {
 		return nil, fmt.Errorf("group %q has no InferencePool: want %s or %s", opt.Group, poolGroup, legacyGroup)
 	}
 	c := &Cluster{opt: opt, watched: map[string]*watched{}, maps: map[fleet.ID]*configMap{}, dirty: map[string]bool{}}
+	c.nodes = newNodes(c.poolsChanged)
 	c.wake.pods, c.wake.objects = make(chan struct{}, 1), make(chan struct{}, 1)
 	var err error
 	if c.clients, err = newClients(opt.Config); err != nil {
@@ -209,6 +211,7 @@ func (c *Cluster) Run(ctx context.Context) error {
 	g.Go(func() error { c.tellPods(ctx, g); return nil })
 	g.Go(func() error { c.tellObjects(ctx, g); return nil })
 	g.Go(func() error { c.reports.run(ctx); return nil })
+	g.Go(func() error { c.nodes.follow(ctx, c); return nil })
 	g.Go(func() error { c.seekSuperseded(ctx); return nil })
 	c.wakeObjects()
 	return g.Wait()
@@ -273,7 +276,7 @@ func (c *Cluster) tellPods(ctx context.Context, g *errgroup.Group) {
 			if synced, _ := w.feed.state(); !synced {
 				continue // its first list wakes us again
 			}
-			c.opt.Endpoints(Source(w.namespace), w.endpoints(pools[w.namespace]))
+			c.opt.Endpoints(Source(w.namespace), w.endpoints(pools[w.namespace], c.nodes.placed))
 			c.mu.Lock()
 			w.told = true
 			c.mu.Unlock()

@@ -26,6 +26,7 @@ func run(t *testing.T, f func(context.Context) error) {
 
 func (w *told) take(source string, list []fleet.EndpointSpec) {
 	w.note(func() {
+		w.specs = list
 		if list == nil {
 			delete(w.sources, source)
 			return

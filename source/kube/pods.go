@@ -31,7 +31,7 @@ const hostname = "kubernetes.io/hostname"
 type pod struct {
 	name, uid string
 	address   string // canonical, without brackets; empty while it gets no new requests
-	node      string // address of its node
+	node, on  string // address and name of its node
 	labels    map[string]string
 	ports     []int // nil for all
 }
@@ -57,6 +57,7 @@ func podOf(p *corev1.Pod) pod {
 	if a, err := netip.ParseAddr(p.Status.HostIP); err == nil {
 		out.node = a.Unmap().String()
 	}
+	out.on = p.Spec.NodeName
 	if p.Spec.NodeName != "" && p.Labels[hostname] == "" {
 		out.labels = maps.Clone(p.Labels)
 		if out.labels == nil {
@@ -81,7 +82,7 @@ func podOf(p *corev1.Pod) pod {
 }
 
 func (p *pod) equal(o *pod) bool {
-	return p.uid == o.uid && p.address == o.address && p.node == o.node && slices.Equal(p.ports, o.ports) && (p.ports == nil) == (o.ports == nil) && maps.Equal(p.labels, o.labels)
+	return p.uid == o.uid && p.address == o.address && p.node == o.node && p.on == o.on && slices.Equal(p.ports, o.ports) && (p.ports == nil) == (o.ports == nil) && maps.Equal(p.labels, o.labels)
 }
 
 // pods are the pods of one namespace, as a [cache.ReflectorStore].
@@ -198,7 +199,9 @@ type pool struct {
 // endpoints are the ports of the pods that pools select, one endpoint for each, named as llm-d names ranks. Pools that
 // have a port in common share the endpoint; where the ranks of two pools have other ports, the endpoints of the pool
 // whose name comes later have the port in their names.
-func (p *pods) endpoints(pools []pool) []fleet.EndpointSpec {
+//
+// placed completes the labels of a pod on that node.
+func (p *pods) endpoints(pools []pool, placed func(node string, labels map[string]string) map[string]string) []fleet.EndpointSpec {
 	p.mu.Lock()
 	all := make([]pod, 0, len(p.all))
 	for _, one := range p.all {
@@ -211,7 +214,13 @@ func (p *pods) endpoints(pools []pool) []fleet.EndpointSpec {
 	slices.SortFunc(pools, func(a, b pool) int { return cmp.Compare(a.name, b.name) })
 	out := []fleet.EndpointSpec{}
 	for i := range all {
-		out = all[i].endpoints(out, p.namespace, pools)
+		first := len(out)
+		if out = all[i].endpoints(out, p.namespace, pools); len(out) > first && all[i].on != "" {
+			labels := placed(all[i].on, all[i].labels)
+			for k := first; k < len(out); k++ {
+				out[k].Labels = labels
+			}
+		}
 	}
 	return out
 }

@@ -47,7 +47,7 @@ func TestEndpoints(t *testing.T) {
 			t.Fatal(err)
 		}
 		var got []string
-		for _, e := range p.endpoints(c.pools) {
+		for _, e := range p.endpoints(c.pools, newNodes(nil).placed) {
 			got = append(got, fmt.Sprintf("%s=%s@%s", e.Name, e.Address, strings.Join(e.In, ",")))
 		}
 		if s := strings.Join(got, " "); s != c.want {

@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"k8s.io/client-go/rest"
+
+	"github.com/penstock-project/penstock/fleet"
 )
 
 // server is an API server as far as reading goes: it lists, watches and discovers, forbids and goes away. e2e/kube has the real one.
@@ -48,8 +50,8 @@ type event struct {
 
 func newServer(t *testing.T) *server {
 	s := &server{
-		kinds:  map[string]string{"pods": "Pod", "configmaps": "ConfigMap", "inferencepools": "InferencePool", "inferenceobjectives": "InferenceObjective", "inferencemodelrewrites": "InferenceModelRewrite"},
-		groups: map[string][]string{"v1": {"pods", "configmaps"}, "inference.networking.k8s.io/v1": {"inferencepools"}}, objects: map[string]map[string]any{},
+		kinds:  map[string]string{"pods": "Pod", "nodes": "Node", "configmaps": "ConfigMap", "inferencepools": "InferencePool", "inferenceobjectives": "InferenceObjective", "inferencemodelrewrites": "InferenceModelRewrite"},
+		groups: map[string][]string{"v1": {"pods", "nodes", "configmaps"}, "inference.networking.k8s.io/v1": {"inferencepools"}}, objects: map[string]map[string]any{},
 		forbidden: map[string]bool{}, asked: map[string]int{}, changed: make(chan struct{}), left: make(chan struct{}),
 	}
 	s.Server = httptest.NewServer(s)
@@ -280,10 +282,14 @@ func (s *server) serve(w http.ResponseWriter, r *http.Request, version, plural, 
 		items := []any{}
 		for _, key := range slices.Sorted(maps.Keys(s.objects)) {
 			if o := s.objects[key]; mine(key, o) {
-				items = append(items, o)
+				items = append(items, asAsked(o))
 			}
 		}
-		list := map[string]any{"kind": s.kinds[plural] + "List", "apiVersion": version, "metadata": map[string]any{"resourceVersion": fmt.Sprint(s.versions)}, "items": items}
+		kind := s.kinds[plural] + "List"
+		if plural == "nodes" {
+			kind, version = "PartialObjectMetadataList", "meta.k8s.io/v1"
+		}
+		list := map[string]any{"kind": kind, "apiVersion": version, "metadata": map[string]any{"resourceVersion": fmt.Sprint(s.versions)}, "items": items}
 		s.mu.Unlock()
 		_ = json.NewEncoder(w).Encode(list)
 	case q.Get("sendInitialEvents") != "":
@@ -293,6 +299,15 @@ func (s *server) serve(w http.ResponseWriter, r *http.Request, version, plural, 
 		_, _ = fmt.Sscan(q.Get("resourceVersion"), &from)
 		s.stream(w, r, from, plural, mine)
 	}
+}
+
+// asAsked is an object as it is asked for: of nodes we want the metadata alone.
+func asAsked(o map[string]any) map[string]any {
+	if o["kind"] == "Node" {
+		o = maps.Clone(o)
+		o["kind"], o["apiVersion"] = "PartialObjectMetadata", "meta.k8s.io/v1"
+	}
+	return o
 }
 
 // stream sends events until the kind is gone, the server is down, or the client leaves.
@@ -320,7 +335,7 @@ func (s *server) stream(w http.ResponseWriter, r *http.Request, from int, plural
 			panic(http.ErrAbortHandler)
 		}
 		for _, e := range due {
-			if enc.Encode(map[string]any{"type": e.kind, "object": e.object}) != nil {
+			if enc.Encode(map[string]any{"type": e.kind, "object": asAsked(e.object)}) != nil {
 				return
 			}
 		}
@@ -355,6 +370,7 @@ type told struct {
 	differs, most int
 	log           lines
 	forgotten     []string
+	specs         []fleet.EndpointSpec // that were told last
 	changed       chan struct{}
 }
 

@@ -26,7 +26,8 @@ import (
 const (
 	firstRetry = 200 * time.Millisecond
 	lastRetry  = 5 * time.Second
-	steady     = time.Second // a watch that held for so long had nothing wrong: after it breaks, what is missed is soon asked for
+	steady     = time.Second     // a watch that held for so long had nothing wrong: after it breaks, what is missed is soon asked for
+	quietRetry = 5 * time.Minute // of what is optional
 	absentPoll = 2 * time.Second
 	otherPoll  = 30 * time.Second // for a better version than the one in use
 )
@@ -37,6 +38,8 @@ type feed struct {
 	c         *Cluster
 	resource  string // as permissions name it, such as pods or inferenceobjectives.llm-d.ai
 	namespace string // empty for all
+	cluster   bool   // it is not of a namespace
+	quiet     bool   // what we may not is told once, in passing, and asked again seldom
 	example   runtime.Object
 	empty     func() runtime.Object // a list
 	list      func(context.Context, metav1.ListOptions) (runtime.Object, error)
@@ -60,7 +63,10 @@ type trouble struct {
 
 // where names the place of a feed in a sentence.
 func (f *feed) where() string {
-	if f.namespace == "" {
+	switch {
+	case f.cluster:
+		return "the cluster"
+	case f.namespace == "":
 		return "all namespaces"
 	}
 	return "namespace " + f.namespace
@@ -84,10 +90,19 @@ func (f *feed) worst() (verb string, t trouble) {
 	return "", trouble{}
 }
 
+// refused reports whether we may not go on.
+func (f *feed) refused() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	_, t := f.worst()
+	return t.refused
+}
+
 // said notes how the API server answered, and tells when that is another answer than before.
 func (f *feed) said(verb string, err error) {
 	f.mu.Lock()
 	before := f.trouble[verb]
+	_, worst := f.worst()
 	now := trouble{}
 	switch {
 	case err == nil:
@@ -100,6 +115,10 @@ func (f *feed) said(verb string, err error) {
 	f.mu.Unlock()
 	log := f.c.opt.Log
 	switch {
+	case f.quiet && now.refused:
+		if !worst.refused {
+			log.Info("the API server does not let us " + verb + " " + f.resource + ": endpoints have the labels that their pods have")
+		}
 	case err != nil:
 		f.c.opt.Metrics.Failed(f.resource, verb, reason(err))
 		if before != now {
@@ -192,6 +211,9 @@ func (f *feed) run(ctx context.Context) error {
 			}
 		case time.Since(started) > steady:
 			pause = firstRetry
+		}
+		if f.quiet && f.refused() {
+			pause = quietRetry
 		}
 		t := time.NewTimer(pause + rand.N(pause/2))
 		select {
