@@ -8,7 +8,7 @@ import (
 )
 
 const (
-	zone = "topology.kubernetes.io/zone"
+	zone  = "topology.kubernetes.io/zone"
 	aNode = `{"apiVersion":"v1","kind":"Node","metadata":{"name":"n1","labels":{"topology.kubernetes.io/zone":%q,"other":%q}}}`
 )
 
