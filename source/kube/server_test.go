@@ -3,6 +3,7 @@
 package kube
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -370,6 +371,7 @@ type told struct {
 	differs, most int
 	log           lines
 	forgotten     []string
+	judged        int                  // how often objects were told
 	specs         []fleet.EndpointSpec // that were told last
 	changed       chan struct{}
 }
@@ -457,10 +459,16 @@ func (w *told) object(name string) *Object {
 // follow runs a cluster until the test ends.
 func follow(t *testing.T, s *server, o Options) *told {
 	t.Helper()
+	return followBy(t, s, o, func(w *told) func(context.Context, []*Object) []Verdict { return w.judge })
+}
+
+// followBy is follow with a judge of objects.
+func followBy(t *testing.T, s *server, o Options, judge func(*told) func(context.Context, []*Object) []Verdict) *told {
+	t.Helper()
 	w := &told{t: t, sources: map[string][]string{}, failed: map[string]int{}, changed: make(chan struct{})}
 	o.Config, o.Metrics, o.Log = s.config(), w, slog.New(slog.NewTextHandler(&w.log, nil))
 	o.Endpoints = w.take
-	o.Objects = w.judge
+	o.Objects = judge(w)
 	c, err := New(o)
 	if err != nil {
 		t.Fatal(err)

@@ -71,6 +71,7 @@ type reporting interface {
 type report struct {
 	*Object
 	condition metav1.Condition // Accepted, but for the time; of an object whose status is not ours an event tells
+	lost      string           // which of its pools are not there; empty for none
 	turn      bool             // it is ours to say
 }
 
@@ -81,6 +82,8 @@ type spoken struct {
 	times     int     // in a row that we were overruled, or not heard
 	next      time.Time
 	event     string    // the last
+	lost      string    // the last pools of which we told that they are not there
+	logged    string    // of which the log tells
 	agreed    time.Time // when its status was last what we would say; when it was first seen, if never
 }
 
@@ -97,8 +100,8 @@ func (r *reports) take(verdicts []Verdict, pools []*Object, ours func(pool *Obje
 	now := time.Now()
 	list := make([]report, 0, len(verdicts))
 	for _, v := range verdicts {
-		condition, of := judge(v, pools)
-		list = append(list, report{Object: v.Object, condition: condition, turn: len(of) == 0 || ours(of[0])})
+		condition, of, lost := judge(v, pools)
+		list = append(list, report{Object: v.Object, condition: condition, lost: lost, turn: len(of) == 0 || ours(of[0])})
 	}
 	r.mu.Lock()
 	before := r.spoken
@@ -116,9 +119,10 @@ func (r *reports) take(verdicts []Verdict, pools []*Object, ours func(pool *Obje
 	signal(r.wake)
 }
 
-// judge turns a verdict into a condition, and names the pools that the object is for: the first has the say.
-func judge(v Verdict, pools []*Object) (metav1.Condition, []*Object) {
-	c := metav1.Condition{Type: v1.Accepted, ObservedGeneration: v.Generation}
+// judge turns a verdict into a condition, and names the pools that the object is for: the first has the say. lost says which
+// pools that it names do not exist.
+func judge(v Verdict, pools []*Object) (c metav1.Condition, of []*Object, lost string) {
+	c = metav1.Condition{Type: v1.Accepted, ObservedGeneration: v.Generation}
 	set := func(status metav1.ConditionStatus, reason string, parts ...string) {
 		c.Status, c.Reason = status, reason
 		c.Message = short(strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), "; "))
@@ -126,19 +130,18 @@ func judge(v Verdict, pools []*Object) (metav1.Condition, []*Object) {
 	warnings := strings.Join(v.Warnings, "; ")
 	if v.Kind == "InferencePool" && v.Superseded {
 		set(metav1.ConditionFalse, v1.ReasonSuperseded, fmt.Sprintf("%s is not read where the API server has %s: write this as %s/v1, or follow that group with --pool-group", v.Resource.Group, poolGroup, poolGroup))
-		return c, nil
+		return c, nil, ""
 	}
 	if !reported(v.Object) {
 		if set(metav1.ConditionTrue, v1.ReasonAccepted, "in force", warnings); len(v.Errors) > 0 {
 			set(metav1.ConditionFalse, v1.ReasonInvalid, slices.Clone(v.Errors)...)
 		}
 		if v.Kind == "InferencePool" {
-			return c, []*Object{v.Object}
+			return c, []*Object{v.Object}, ""
 		}
-		return c, nil
+		return c, nil, ""
 	}
 	of, missing := v.among(pools)
-	lost := ""
 	if len(missing) > 0 {
 		lost = fmt.Sprintf("namespace %s has no InferencePool %s", v.Namespace, strings.Join(missing, ", "))
 	}
@@ -162,7 +165,7 @@ func judge(v Verdict, pools []*Object) (metav1.Condition, []*Object) {
 	default:
 		set(metav1.ConditionTrue, v1.ReasonAccepted, "counts for InferencePool "+strings.Join(names, ", "), lost, warnings)
 	}
-	return c, of
+	return c, of, lost
 }
 
 // among are the pools that an object is for, those that it names first, and the names of those that do not exist.
@@ -294,7 +297,7 @@ func (r *reports) say(ctx context.Context, p report) {
 	stale := said.ObservedGeneration != p.Generation || said.Status == metav1.ConditionUnknown || said.Status == ""
 	switch {
 	case same(said, p.condition):
-		s.event = p.condition.Reason + p.condition.Message // whoever said so told it
+		s.event, s.lost, s.logged = p.condition.Reason+p.condition.Message, p.lost, p.lost // whoever said so told it
 		s.agreed = now
 		return
 	case s.object == p.Object && same(s.condition, p.condition):
@@ -330,27 +333,49 @@ func (r *reports) say(ctx context.Context, p report) {
 	r.tell(ctx, p, s)
 }
 
-// tell records an event when there is something new to tell.
+// tell records an event when there is something new to tell: about what is wrong, what is right again, and pools that are
+// named and are not there.
 func (r *reports) tell(ctx context.Context, p report, s *spoken) {
 	warning := p.condition.Status == metav1.ConditionFalse
 	text := p.condition.Reason + p.condition.Message
-	if s.event == text || !p.turn || !warning && p.Kind != "ConfigMap" && s.event == "" {
+	if !p.turn {
 		return
 	}
+	if p.lost != s.logged && p.lost != "" {
+		r.log.Warn("an object names a pool that is not there", slog.String("object", p.String()), slog.String("problem", p.lost))
+	}
+	s.logged = p.lost
+	switch {
+	case warning || p.lost == "":
+		s.lost = p.lost // the condition says so
+	case p.lost != s.lost:
+		r.record(ctx, p, &s.lost, p.lost, true, v1.ReasonPoolNotFound, p.lost)
+		if s.lost == p.lost {
+			s.event = text
+		}
+		return
+	}
+	if s.event != text && (warning || p.Kind == "ConfigMap" || s.event != "") {
+		r.record(ctx, p, &s.event, text, warning, p.condition.Reason, p.condition.Message)
+	}
+}
+
+// record records an event, and notes in last that it was told, unless we may not.
+func (r *reports) record(ctx context.Context, p report, last *string, told string, warning bool, reason, message string) {
 	events := schema.GroupVersionResource{Version: "v1", Resource: "events"}
 	if r.held(events, time.Now()) {
 		return
 	}
 	asked, cancel := context.WithTimeout(ctx, reportTimeout)
 	defer cancel()
-	err := r.to.event(asked, p.Object, warning, p.condition.Reason, p.condition.Message)
+	err := r.to.event(asked, p.Object, warning, reason, message)
 	if err != nil {
 		e := *p.Object
 		e.Resource = events
 		r.failed(ctx, report{Object: &e}, err)
 	}
 	if !apierrors.IsForbidden(err) {
-		s.event = text // one that was lost is not tried again
+		*last = told // one that was lost is not tried again
 	}
 }
 

@@ -63,7 +63,7 @@ func TestJudge(t *testing.T) {
 		{"long", Verdict{Object: objective("a"), Errors: []string{strings.Repeat("é", 900)}}, []*Object{a}, "False Invalid: " + strings.Repeat("é", 500) + "… (a)"},
 	} {
 		t.Run(x.name, func(t *testing.T) {
-			c, of := judge(x.v, x.pools)
+			c, of, _ := judge(x.v, x.pools)
 			first := ""
 			if len(of) > 0 {
 				first = of[0].Name
@@ -191,6 +191,20 @@ func TestReports(t *testing.T) {
 			time.Sleep(time.Minute)
 			n.want(t, "", "")
 		}},
+		{"one of two pools is missing", func(t *testing.T, n *noticeboard) {
+			half := Verdict{Object: objective("a", "x"), Pools: []string{"a"}}
+			r := reporter(t, n, nil)
+			for range 5 {
+				n.post(r, "a", half, a)
+				time.Sleep(10 * time.Second)
+			}
+			n.want(t, "True Accepted at 00:00:00", "PoolNotFound true")
+			n.post(reporter(t, n, nil), "a", half, a) // a restart
+			time.Sleep(time.Minute)
+			n.want(t, "", "")
+			n.post(r, "a", half, a, pooled("x", nil))
+			n.want(t, "True Accepted at 00:00:00", "Accepted false")
+		}},
 		{"a standby says nothing until it leads", func(t *testing.T, n *noticeboard) {
 			var mu sync.Mutex
 			leads := false
@@ -295,7 +309,7 @@ func TestReportsDenied(t *testing.T) {
 		}
 		synctest.Wait()
 		want := "the API server does not let us patch inferenceobjectives.llm-d.ai/status in namespace ns"
-		if strings.Count(text.String(), want) != 1 || strings.Count(text.String(), "\n") != 1 {
+		if strings.Count(text.String(), want) != 1 || strings.Count(text.String(), "names a pool that is not there") != 1 || strings.Count(text.String(), "\n") != 2 {
 			t.Errorf("it said: %s", text.String())
 		}
 		n.mu.Lock()

@@ -199,10 +199,13 @@ func (f *feed) run(ctx context.Context) error {
 		f.again = end
 		f.mu.Unlock()
 		err := reflector.ListAndWatchWithContext(round)
+		wanted := round.Err() != nil
 		end()
 		switch {
 		case ctx.Err() != nil:
 			return nil
+		case wanted:
+			pause = firstRetry
 		case gone(err):
 			return err
 		case err != nil:
