@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -26,6 +27,7 @@ import (
 
 // taker is a collector.
 type taker struct {
+	mu    sync.Mutex
 	spans []sdktrace.ReadOnlySpan
 	sizes []int
 	takes time.Duration
@@ -33,17 +35,29 @@ type taker struct {
 }
 
 func (c *taker) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpan) error {
-	if c.takes > 0 {
+	c.mu.Lock()
+	takes := c.takes
+	c.mu.Unlock()
+	if takes > 0 {
 		select {
-		case <-time.After(c.takes):
+		case <-time.After(takes):
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	if c.err == nil {
 		c.spans, c.sizes = append(c.spans, slices.Clone(spans)...), append(c.sizes, len(spans))
 	}
 	return c.err
+}
+
+// with changes how it is.
+func (c *taker) with(err error, takes time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.err, c.takes = err, takes
 }
 
 func (*taker) Shutdown(context.Context) error { return nil }
@@ -224,24 +238,25 @@ func TestCollectorTrouble(t *testing.T) {
 		if n := strings.Count(log.String(), "level=WARN"); n != 1 {
 			t.Errorf("%d warnings: %s", n, &log)
 		}
-		c.err = nil
+		c.with(nil, 0)
 		keep(10)
 		if got := lost("export"); got != 15 || len(c.spans) != 10 || !strings.Contains(log.String(), "takes spans again") {
 			t.Errorf("%v are lost, %d are there: %s", got, len(c.spans), &log)
 		}
-		c.takes = time.Hour
+		c.with(nil, time.Hour)
 		keep(10)  // are being sent
 		keep(150) // 100 of them wait
 		if got := lost("queue"); got != 50 {
 			t.Errorf("the collector is silent: %v are lost", got)
 		}
-		c.takes = 0
+		c.with(nil, 0)
 		time.Sleep(40 * time.Second) // an export takes 30 s at most, and 5 s are how long the last ones wait for company
+		synctest.Wait()
 		if got := lost("export"); got != 25 || len(c.spans) != 110 {
 			t.Errorf("%v are lost, %d are there", got, len(c.spans))
 		}
 		keep(3)
-		c.takes = time.Hour
+		c.with(nil, time.Hour)
 		before := time.Now()
 		stop()
 		<-done

@@ -159,7 +159,7 @@ func TestAccess(t *testing.T) {
 	if len(s.groups) != 1 || len(s.extra) != 1 {
 		t.Errorf("the API server was told of groups %v and extra %v", s.groups, s.extra)
 	}
-	if kept := fmt.Sprintf("%+v", a); strings.Contains(kept, "token-of") {
+	if kept := fmt.Sprintf("%+v", []any{a.users.new, a.bad.new, a.allowed.new, a.denied.new}); strings.Contains(kept, "token-of") {
 		t.Errorf("a token is kept: %s", kept)
 	}
 }
