@@ -136,6 +136,7 @@ func TestEPPMisused(t *testing.T) {
 		"--total-queued-requests-metric=x":  "is gone",
 		"--refresh-metrics-interval=1ms":    "at least 50ms",
 		"--metrics-staleness-threshold=0s":  "above 0",
+		"--enable-cert-reload=maybe":        "invalid argument",
 		"--tls-cipher-suites=TLS_NULL_NULL": "no cipher suite",
 	} {
 		var out bytes.Buffer
@@ -159,7 +160,8 @@ func TestEPPFlags(t *testing.T) {
 		"--zap-stacktrace-level info":      `"stacktrace":"goroutine`,
 		"--grpc-max-recv-msg-size 16Mi":    `"msg":"listening"`,
 		"--grpc-max-send-msg-size 4194304": `"msg":"listening"`,
-		"--enable-cert-reload --enable-grpc-stream-metrics": `has no effect`,
+		"--enable-cert-reload --enable-grpc-stream-metrics": `"msg":"listening"`,
+		"--enable-cert-reload=false":                        `has no effect`,
 	} {
 		log, err := ended(t, append(strings.Fields(flags), args...)...)
 		if len(log) > 2000 {

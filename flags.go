@@ -6,11 +6,11 @@ import (
 	"crypto/tls"
 	"fmt"
 	"log/slog"
-	"maps"
 	"math"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 
@@ -19,28 +19,20 @@ import (
 )
 
 // fieldFlags adds those of llm-d's flags that change nothing here, and those that it removed, which say where to look.
-// What it returns tells of those that were given.
+// What it returns tells of those that were given in vain.
 func fieldFlags(fs *pflag.FlagSet) func(*slog.Logger) {
-	without := map[string]string{
-		"enable-grpc-stream-metrics":          "streams are among the metrics in any case",
-		"enable-cert-reload":                  "certificates are followed in any case",
-		"refresh-prometheus-metrics-interval": "pool metrics are made when they are asked for",
-	}
-	for _, name := range slices.Sorted(maps.Keys(without)) {
-		fs.String(name, "", "accepted, has no effect: "+without[name])
-		if slices.Contains([]string{"enable-cert-reload", "enable-grpc-stream-metrics"}, name) {
-			fs.Lookup(name).NoOptDefVal = "true"
-		}
-	}
+	reload := fs.Bool("enable-cert-reload", false, "accepted: certificates are followed in any case")
+	fs.Duration("refresh-prometheus-metrics-interval", 5*time.Second, "accepted: metrics of pools are made when they are asked for")
 	for _, name := range []string{"total-queued-requests-metric", "total-running-requests-metric", "kv-cache-usage-percentage-metric", "lora-info-metric", "cache-info-metric"} {
 		fs.Var(removed(name), name, "removed")
 		_ = fs.MarkHidden(name)
 	}
 	return func(log *slog.Logger) {
-		for _, name := range slices.Sorted(maps.Keys(without)) {
-			if fs.Changed(name) {
-				log.Warn("--" + name + " has no effect: " + without[name])
-			}
+		if fs.Changed("enable-cert-reload") && !*reload {
+			log.Warn("--enable-cert-reload=false has no effect: certificates are followed in any case")
+		}
+		if fs.Changed("refresh-prometheus-metrics-interval") {
+			log.Warn("--refresh-prometheus-metrics-interval has no effect: metrics of pools are made when they are asked for")
 		}
 	}
 }

@@ -44,6 +44,7 @@ type settings struct {
 	lameDuck, drain                time.Duration // told to end: requests still come in; open ones may finish
 	interval, stale                time.Duration // of scrapes; of signals
 	pprof, tracing                 bool
+	streams                        bool         // the ext_proc door's are counted
 	auth                           bool         // who reads the metrics port needs a token
 	maxReceive, maxSend            api.Quantity // of a message at the ext_proc door; 0 for the defaults
 	logging
@@ -93,7 +94,7 @@ func newProcess(cfg *config.Config, s settings, log io.Writer) (*process, error)
 			return nil, err
 		}
 	}
-	o := observe.Options{Tracing: traces, Store: p.store, Log: p.log, Stale: s.stale, Commit: commit, Build: ref}
+	o := observe.Options{Tracing: traces, Streams: s.streams, Store: p.store, Log: p.log, Stale: s.stale, Commit: commit, Build: ref}
 	if !s.quiet {
 		o.Access = log
 	}
@@ -235,7 +236,7 @@ func (p *process) openDoors(ctx context.Context, g *errgroup.Group, l *listeners
 	if l.extproc != nil {
 		door := extproc.New(p.gw, extproc.Options{
 			Door: &p.doors.extproc, Log: p.log, Drain: p.drain, TLS: certificate,
-			MaxMessage: int(p.maxReceive), MaxSend: int(p.maxSend), HealthChecking: p.healthOnDoor, Ready: func() bool { return p.notReady() == nil },
+			MaxMessage: int(p.maxReceive), MaxSend: int(p.maxSend), Streams: p.obs.Streams(), HealthChecking: p.healthOnDoor, Ready: func() bool { return p.notReady() == nil },
 		})
 		g.Go(func() error { return door.Run(ctx, l.extproc) })
 	}

@@ -140,7 +140,7 @@ func referenceMetrics() (string, error) {
 	b.WriteString("# Metrics\n\n" + made + "Names that begin with `llm_d_epp_` are the field's, with its labels and buckets; those that begin with `penstock_` are ours.\n\n" +
 		fmt.Sprintf("What clients say is bounded for the life of the process: of %d models and as many tenants a metric tells by name (the models that endpoints serve always), in at most %d sets of labels, and %d more without the tenant; what comes later counts under `%s`. A name is cut after %d bytes.\n\n", observe.MaxValues, observe.MaxSets, observe.MaxValues, observe.Other, observe.MaxLabel) +
 		"| metric | labels | |\n|---|---|---|\n")
-	for _, m := range observe.New(observe.Options{}).Metrics() {
+	for _, m := range observe.New(observe.Options{Streams: true}).Metrics() {
 		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", m.Name, strings.Join(m.Labels, ", "), m.Help)
 	}
 	return b.String(), nil

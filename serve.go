@@ -187,6 +187,7 @@ func epp(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	fs.BoolVar(&s.allSubsets, "disable-endpoint-subset-filter", false, "ignore subset hints of the data plane")
 	s.common(fs)
 	fs.BoolVar(&s.auth, "metrics-endpoint-auth", s.auth, authHelp)
+	fs.BoolVar(&s.streams, "enable-grpc-stream-metrics", false, "count the streams of the ext_proc door: llm_d_epp_extproc_streams_inflight and so on")
 	s.sizeFlags(fs)
 	s.logging.add(fs)
 	unused := fieldFlags(fs)

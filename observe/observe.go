@@ -37,17 +37,20 @@ type Options struct {
 	Stale time.Duration
 	// Tracing is told of sampled requests; nil for nobody.
 	Tracing *Tracing
+	// Streams counts the streams of the ext_proc door.
+	Streams bool
 	// Commit and Build name this build.
 	Commit, Build string
 }
 
 // Observer counts and writes what happened. Its methods may be called from any goroutine.
 type Observer struct {
-	store  *fleet.Store
-	log    *slog.Logger
-	stale  time.Duration
-	access *access
-	traces *Tracing
+	store   *fleet.Store
+	log     *slog.Logger
+	stale   time.Duration
+	access  *access
+	traces  *Tracing
+	streams *Streams
 
 	registry *prometheus.Registry
 	table    table
@@ -144,6 +147,9 @@ func (o *Observer) register(opt Options) {
 		}
 		return float64(o.access.dropped.Load())
 	})
+	if opt.Streams {
+		o.streams = newStreams(o.registry)
+	}
 	lost := lostTraces()
 	if o.traces != nil {
 		lost = o.traces.lost

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"net"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -328,6 +329,44 @@ func TestMessageLimits(t *testing.T) {
 				t.Errorf("the request failed by %v", e.failed)
 			}
 		})
+	}
+}
+
+// Streams are counted by how they end, where that is wanted.
+func TestStreamsAreCounted(t *testing.T) {
+	for _, wanted := range []bool{false, true} {
+		o := observe.New(observe.Options{Streams: wanted})
+		r := newRig(t, newFake(0), Options{Streams: o.Streams(), MaxMessage: 1000})
+		page := func() string {
+			w := httptest.NewRecorder()
+			o.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+			return w.Body.String()
+		}
+		for range 2 {
+			c := r.open()
+			c.send(reqHeadersMsg(true))
+			c.recv()
+			if wanted && !strings.Contains(page(), "llm_d_epp_extproc_streams_inflight 1\n") {
+				t.Error(page())
+			}
+			c.finish()
+			r.outcome()
+		}
+		c := r.open()
+		c.send(reqHeadersMsg(false), reqBodyMsg(text(2000), true))
+		if _, err := c.stream.Recv(); status.Code(err) != codes.ResourceExhausted {
+			t.Errorf("got %v", err)
+		}
+		r.outcome()
+		if err := r.stop(); err != nil {
+			t.Fatal(err)
+		}
+		got := page()
+		for _, want := range []string{"streams_inflight 0\n", `streams_total{code="OK"} 2`, `streams_total{code="Unknown"} 0`, "stream_duration_seconds_count 3"} {
+			if strings.Contains(got, "llm_d_epp_extproc_"+want) != wanted {
+				t.Errorf("%t: %s in %s", wanted, want, got)
+			}
+		}
 	}
 }
 

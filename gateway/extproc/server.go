@@ -21,6 +21,7 @@ import (
 
 	"github.com/penstock-project/penstock/gateway"
 	"github.com/penstock-project/penstock/gateway/wire"
+	"github.com/penstock-project/penstock/observe"
 )
 
 // Service is the full name of the gRPC service.
@@ -41,6 +42,8 @@ type Options struct {
 	HealthChecking bool
 	// Ready tells whether requests can be served; nil is always. Draining is no business of it.
 	Ready func() bool
+	// Streams counts streams; nil for nobody.
+	Streams *observe.Streams
 	// Log takes what goes wrong; nil is the default logger.
 	Log *slog.Logger
 }
@@ -116,7 +119,7 @@ func (h *handler) Open(stream *wire.Stream, path string, _ func(string) string) 
 	s := (*Server)(h)
 	if path == "/"+Service+"/Process" {
 		ss := s.sessions.Get().(*session)
-		ss.server, ss.stream = s, stream
+		ss.server, ss.stream, ss.opened = s, stream, s.opt.Streams.Opened()
 		return ss, nil
 	}
 	if method, ok := strings.CutPrefix(path, healthPath); ok && s.opt.HealthChecking {

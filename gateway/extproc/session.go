@@ -12,6 +12,7 @@ import (
 	"runtime/debug"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/penstock-project/penstock/gateway"
 	"github.com/penstock-project/penstock/gateway/wire"
@@ -60,6 +61,7 @@ type session struct {
 	msg    message
 	x      exchange // nil before it began
 	ended  bool
+	opened time.Time // where streams are counted
 
 	headers                   headers      // of the request, which x reads
 	attached                  []wire.Piece // of the request body, in order; the references are its
@@ -108,8 +110,12 @@ func (s *session) after(err error) {
 	}
 	var status *wire.Status // errors of sending concern a stream that is gone
 	errors.As(err, &status)
+	server, code := s.server, wire.OK
+	if status != nil {
+		code = status.Code
+	}
+	server.opt.Streams.Closed(s.opened, uint32(code))
 	s.stream.Finish(status)
-	server := s.server
 	s.reset()
 	server.sessions.Put(s)
 }
@@ -143,11 +149,14 @@ func (s *session) halfClosed() (err error) {
 func (s *session) closed(why error) (err error) {
 	defer s.contain(&err)
 	var status *wire.Status
-	if errors.As(why, &status) && status.Code == wire.ResourceExhausted && s.x != nil {
+	if !errors.As(why, &status) {
+		return errLeft
+	}
+	if status.Code == wire.ResourceExhausted && s.x != nil {
 		s.x.Fail(why)
 		s.end(observe.Broken)
 	}
-	return errLeft
+	return status // as the proxy was told
 }
 
 // end ends the exchange, once.
