@@ -96,4 +96,24 @@ func (c *Cluster) ipv6(t *testing.T) {
 	if o := stream(&http.Transport{DisableKeepAlives: true}, s.http, rig.Body("of another subset", true), http.Header{"X-Subset": {strings.TrimSuffix(four, ":8000")}}); o.Err != nil || o.Endpoint != four {
 		t.Errorf("subset of IPv4: %+v", o)
 	}
+	s.counted()
+
+	// The same with the proxy that is built in.
+	proxy := picker("proxy")
+	i := strings.Index(proxy, "    args: ")
+	j := i + strings.Index(proxy[i:], "\n")
+	s.Apply(t, s.ns, proxy[:i]+`    command: [/penstock, serve]
+    args: [--kube, --pool-name, pool, --pool-namespace, $(NAMESPACE), --extproc, "off"]`+strings.Replace(proxy[j:], "{grpc: {port: 9003, service: inference-extension}, periodSeconds: 2}", "{httpGet: {path: /readyz, port: 9090}, periodSeconds: 2}", 1))
+	s.pickers, s.http = []string{"proxy"}, c.Addr(t, s.ns, "proxy")+":8080"
+	s.answers()
+	l = Traffic(t, s.http, 8, 8, nil)
+	for _, name := range []string{"four-rank-0", "six-rank-0"} {
+		rig.Eventually(t, name+" to serve", func() error {
+			if n, err := s.metric("llm_d_epp_scheduler_attempts_total", fmt.Sprintf("endpoint_name=%q", name)); err != nil || n == 0 {
+				return fmt.Errorf("%v attempts, %w", n, err)
+			}
+			return nil
+		})
+	}
+	s.whole(l)
 }
