@@ -202,12 +202,14 @@ func (k *Kubelet) Signal(t testing.TB, namespace, name string, s syscall.Signal)
 	}
 }
 
-// Drop breaks the connections between a pod and the API server.
-func (k *Kubelet) Drop(t testing.TB, namespace, name string) {
+// Drop breaks the connections between a pod and the API server, and returns how many there were.
+func (k *Kubelet) Drop(t testing.TB, namespace, name string) int {
 	t.Helper()
-	if _, err := output("ip", "netns", "exec", k.running(t, namespace, name).name(), "ss", "-K", "dst", api4); err != nil {
+	broken, err := output("ip", "netns", "exec", k.running(t, namespace, name).name(), "ss", "-H", "-K", "dst", api4)
+	if err != nil {
 		t.Fatal(err)
 	}
+	return strings.Count(broken, api4)
 }
 
 // Cut has what a pod and the API server send each other go nowhere, or no longer: nobody hears why.
