@@ -217,6 +217,9 @@ func (c *Cluster) crdsComeAndGo(t *testing.T) {
 	s.condition("inferenceobjectives.v1alpha2."+older, "premium", "Accepted", "False")
 	s.condition("inferenceobjectives.v1.llm-d.ai", "premium", "Accepted", "True")
 	s.Kubectl(t, "delete", "crd", "inferenceobjectives."+older)
+	if err := os.RemoveAll(filepath.Join(c.dir, ".kube")); err != nil { // kubectl remembers the kinds for hours
+		t.Error(err)
+	}
 	s.priority("premium", 60)
 	s.whole(l)
 }
