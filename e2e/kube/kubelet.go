@@ -320,8 +320,13 @@ func (k *Kubelet) evict(t testing.TB, namespace string) {
 		if p.manifest.Metadata.Namespace != namespace {
 			delete(pods, uid)
 		} else if t.Failed() && p.picker() && !p.gone() {
-			text := k.Logs(namespace, p.manifest.Metadata.Name)
-			t.Logf("the end of what %s printed:\n%s", p.manifest.Metadata.Name, text[max(0, len(text)-8000):])
+			text := ""
+			for line := range strings.Lines(k.Logs(namespace, p.manifest.Metadata.Name)) {
+				if !strings.Contains(line, `"msg":"request"`) {
+					text += line
+				}
+			}
+			t.Logf("the end of what %s printed, but for requests:\n%s", p.manifest.Metadata.Name, text[max(0, len(text)-8000):])
 		}
 	}
 	err := k.c.Do(context.Background(), "DELETE", "/api/v1/namespaces/"+namespace+"/pods?gracePeriodSeconds=0", nil, nil)
