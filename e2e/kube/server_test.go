@@ -4,21 +4,28 @@ package kube
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 )
 
-// watchesDrop breaks the picker's connections with the API server again and again while pods come and go.
+// watchesDrop breaks the picker's connections with the API server again and again while pods come and go, whose engines wait
+// for longer than a new connection takes.
 func (c *Cluster) watchesDrop(t *testing.T) {
-	s := c.site(t, []string{"epp"}, nil, "a", "b-0")
+	s := c.site(t, []string{"epp"}, nil, "a")
+	patient := func(i int) string {
+		name := fmt.Sprintf("b-%d", i)
+		s.Apply(t, s.ns, strings.Replace(engine(name, ""), "preStop: {sleep: {seconds: 2}}", "preStop: {sleep: {seconds: 5}}", 1))
+		return s.endpoint(name)
+	}
 	l := Traffic(t, s.http, 8, 8, nil)
 	a := s.endpoint("a")
-	s.serves(l, a, s.endpoint("b-0"))
+	s.serves(l, a, patient(0))
 	for i := range 3 {
 		if s.Drop(t, s.ns, "epp") == 0 {
 			t.Error("no connection broke: this tries nothing, or the kernel cannot (CONFIG_INET_DIAG_DESTROY)")
 		}
-		next := s.engine(fmt.Sprintf("b-%d", i+1), "")
+		next := patient(i + 1)
 		s.Drop(t, s.ns, "epp")
 		s.Kubectl(t, "delete", "pod", "-n", s.ns, fmt.Sprintf("b-%d", i))
 		s.Drop(t, s.ns, "epp")

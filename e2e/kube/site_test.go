@@ -125,7 +125,7 @@ spec:
     args: [--host, "%s", --port, "8000", --served-model-name, m, --shutdown-timeout, "25", --step-base, 25ms]
     ports: [{name: http, containerPort: 8000}]
     readinessProbe: {httpGet: {path: /health, port: http}, periodSeconds: 1}
-    lifecycle: {preStop: {sleep: {seconds: 1}}}
+    lifecycle: {preStop: {sleep: {seconds: 2}}}
 `, name, more, host)
 }
 
