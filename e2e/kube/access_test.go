@@ -20,7 +20,7 @@ func (c *Cluster) metricsAccess(t *testing.T) {
 	s.Apply(t, s.ns, "apiVersion: v1\nkind: ServiceAccount\nmetadata: {name: scraper}\n---\napiVersion: v1\nkind: ServiceAccount\nmetadata: {name: stranger}\n---\napiVersion: v1\nkind: ServiceAccount\nmetadata: {name: late}\n")
 	s.Kubectl(t, "create", "clusterrole", s.ns, "--verb=get", "--non-resource-url=/metrics")
 	s.Kubectl(t, "create", "clusterrolebinding", s.ns, "--clusterrole="+s.ns, "--serviceaccount="+s.ns+":scraper", "--serviceaccount="+s.ns+":late")
-	t.Cleanup(func() { c.Kubectl(t, "delete", "clusterrole,clusterrolebinding", s.ns) })
+	defer c.Kubectl(t, "delete", "clusterrole,clusterrolebinding", s.ns)
 	token := func(name string) string { return s.Kubectl(t, "create", "token", "-n", s.ns, name) }
 	scraper, stranger, late := token("scraper"), token("stranger"), token("late")
 	is := func(path, token string, status int, texts ...string) {
