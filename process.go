@@ -90,8 +90,8 @@ func newProcess(cfg *config.Config, s settings, log io.Writer) (*process, error)
 	commit, ref := buildInfo()
 	var traces *observe.Tracing
 	if s.tracing {
-		if traces, err = observe.NewTracing(context.Background(), p.log, ref); err != nil {
-			return nil, err
+		if traces, err = observe.NewTracing(context.Background(), p.log, ref); err != nil { // no reason not to serve
+			p.log.Error("nothing is traced", slog.Any("error", err))
 		}
 	}
 	o := observe.Options{Tracing: traces, Streams: s.streams, Store: p.store, Log: p.log, Stale: s.stale, Commit: commit, Build: ref}

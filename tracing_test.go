@@ -110,7 +110,7 @@ func TestTracing(t *testing.T) {
 			collectorv1.RegisterTraceServiceServer(g, c)
 			go func() { _ = g.Serve(lis) }()
 			t.Cleanup(g.Stop)
-			return "http://" + lis.Addr().String()
+			return lis.Addr().String() // bare, as some write it
 		},
 		"http/protobuf": func(t *testing.T, c *collector) string {
 			s := httptest.NewServer(c)

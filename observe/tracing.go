@@ -62,7 +62,7 @@ const leaving = 3 * time.Second
 
 // NewTracing prepares tracing as the environment says (OTEL_TRACES_EXPORTER, OTEL_EXPORTER_OTLP_ENDPOINT and so on, see
 // docs/guide/tracing.md); nil where it names no exporter. What the environment says wrongly is logged, and the default
-// taken in its place.
+// taken in its place, where there is one; else it is an error.
 func NewTracing(ctx context.Context, log *slog.Logger, build string) (*Tracing, error) {
 	exporter, err := exporterOf(ctx, log)
 	if exporter == nil || err != nil {
@@ -113,19 +113,30 @@ func exporterOf(ctx context.Context, log *slog.Logger) (sdktrace.SpanExporter, e
 	case name != "" && name != "otlp":
 		return nil, fmt.Errorf("OTEL_TRACES_EXPORTER=%q: want otlp, console or none", name)
 	}
+	bare := endpoint != "" && !strings.Contains(endpoint, "://")
+	if bare {
+		log.Warn("OTEL_EXPORTER_OTLP_ENDPOINT is no URL: http:// is put before it", slog.String("got", endpoint))
+		endpoint = "http://" + endpoint
+	}
 	if u, err := url.Parse(endpoint); endpoint != "" && (err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
 		return nil, fmt.Errorf("OTEL_EXPORTER_OTLP_ENDPOINT=%q: want a URL, such as http://collector:4317, or https:// for TLS", endpoint)
 	}
 	switch protocol := cmp.Or(os.Getenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"), os.Getenv("OTEL_EXPORTER_OTLP_PROTOCOL"), "grpc"); protocol {
 	case "grpc":
 		var o []otlptracegrpc.Option
-		if endpoint == "" { // this machine's
+		switch {
+		case bare:
+			o = append(o, otlptracegrpc.WithEndpointURL(endpoint))
+		case endpoint == "": // this machine's
 			o = append(o, otlptracegrpc.WithInsecure())
 		}
 		return otlptracegrpc.New(ctx, o...)
 	case "http/protobuf":
 		var o []otlptracehttp.Option
-		if endpoint == "" {
+		switch {
+		case bare:
+			o = append(o, otlptracehttp.WithEndpointURL(endpoint+"/v1/traces"))
+		case endpoint == "":
 			o = append(o, otlptracehttp.WithInsecure())
 		}
 		return otlptracehttp.New(ctx, o...)

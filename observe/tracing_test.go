@@ -282,7 +282,9 @@ func TestTracingEnvironment(t *testing.T) {
 		{"OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:1", true, ""},
 		{"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=https://127.0.0.1:1/v1/traces OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf", true, ""},
 		{"OTEL_TRACES_EXPORTER=zipkin", false, `OTEL_TRACES_EXPORTER="zipkin": want otlp, console or none`},
-		{"OTEL_EXPORTER_OTLP_ENDPOINT=collector:4317", false, `OTEL_EXPORTER_OTLP_ENDPOINT="collector:4317": want a URL, such as http://collector:4317`},
+		{"OTEL_EXPORTER_OTLP_ENDPOINT=collector:4317", true, ""},
+		{"OTEL_EXPORTER_OTLP_ENDPOINT=collector:4318 OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf", true, ""},
+		{"OTEL_EXPORTER_OTLP_ENDPOINT=ftp://collector", false, `OTEL_EXPORTER_OTLP_ENDPOINT="ftp://collector": want a URL, such as http://collector:4317`},
 		{"OTEL_TRACES_EXPORTER=otlp OTEL_EXPORTER_OTLP_PROTOCOL=http/json", false, `OTEL_EXPORTER_OTLP_PROTOCOL="http/json": want grpc or http/protobuf`},
 	} {
 		for _, name := range names {
