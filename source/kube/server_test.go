@@ -32,11 +32,12 @@ type server struct {
 	groups    map[string][]string       // plurals by group and version
 	objects   map[string]map[string]any // by group and version, plural, namespace and name
 	versions  int
-	forbidden map[string]bool // "verb plural"
-	mute      bool            // changes make no events
-	asked     map[string]int  // by "verb plural"
-	writes    []string        // what was written, or was to be
-	conflicts int             // writes that find that another was first
+	forbidden map[string]bool   // "verb plural"
+	mute      bool              // changes make no events
+	asked     map[string]int    // by "verb plural"
+	writes    []string          // what was written, or was to be
+	events    map[string]string // by name
+	conflicts int               // writes that find that another was first
 	changed   chan struct{}
 	left      chan struct{} // closed when streams are to end
 	log       []event
@@ -53,7 +54,7 @@ func newServer(t *testing.T) *server {
 	s := &server{
 		kinds:  map[string]string{"pods": "Pod", "nodes": "Node", "configmaps": "ConfigMap", "inferencepools": "InferencePool", "inferenceobjectives": "InferenceObjective", "inferencemodelrewrites": "InferenceModelRewrite"},
 		groups: map[string][]string{"v1": {"pods", "nodes", "configmaps"}, "inference.networking.k8s.io/v1": {"inferencepools"}}, objects: map[string]map[string]any{},
-		forbidden: map[string]bool{}, asked: map[string]int{}, changed: make(chan struct{}), left: make(chan struct{}),
+		forbidden: map[string]bool{}, events: map[string]string{}, asked: map[string]int{}, changed: make(chan struct{}), left: make(chan struct{}),
 	}
 	s.Server = httptest.NewServer(s)
 	t.Cleanup(s.leave)
@@ -223,10 +224,16 @@ func (s *server) write(w http.ResponseWriter, r *http.Request, version, plural, 
 	if conflict {
 		s.conflicts--
 	}
-	if plural == "events" {
+	switch {
+	case plural == "events" && verb == "post":
 		about, _ := o["involvedObject"].(map[string]any)
-		s.writes = append(s.writes, fmt.Sprintf("event %v %v %v: %v", about["kind"], about["name"], o["reason"], o["message"]))
-	} else {
+		text := fmt.Sprintf("event %v %v %v: %v", about["kind"], about["name"], o["reason"], o["message"])
+		meta, _ := o["metadata"].(map[string]any)
+		s.events[fmt.Sprint(meta["name"])] = text
+		s.writes = append(s.writes, text)
+	case plural == "events": // is counted up
+		s.writes = append(s.writes, s.events[parts[len(parts)-1]])
+	default:
 		s.writes = append(s.writes, fmt.Sprintf("%s %s %s", verb, plural, parts[len(parts)-2]))
 	}
 	var was map[string]any
