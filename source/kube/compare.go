@@ -25,8 +25,8 @@ func (p *pods) compare(ctx context.Context, c *Cluster, f *feed) {
 	defer c.opt.Metrics.Forget(p.namespace)
 	for ctx.Err() == nil {
 		sleep(ctx, c.opt.compareEvery)
-		if synced, _ := f.state(); !synced {
-			continue
+		if !f.well() {
+			continue // it lists when it can
 		}
 		before := p.difference(ctx, c)
 		n := 0
@@ -40,6 +40,9 @@ func (p *pods) compare(ctx context.Context, c *Cluster, f *feed) {
 		}
 		if ctx.Err() != nil {
 			return
+		}
+		if !f.well() {
+			continue
 		}
 		c.opt.Metrics.Differs("pods", p.namespace, n)
 		if n > 0 {

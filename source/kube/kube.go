@@ -226,6 +226,9 @@ func (c *Cluster) watch(ctx context.Context, g *errgroup.Group, namespaces []str
 			continue
 		}
 		p := newPods(namespace, func() { c.wakePods(namespace) })
+		p.warn = func(pod, problem string) {
+			c.opt.Log.Warn("an annotation of a pod is not as it should be", slog.String("namespace", namespace), slog.String("pod", pod), slog.String("problem", problem))
+		}
 		f := podFeed(c, p)
 		ctx, stop := context.WithCancel(ctx)
 		c.watched[namespace] = &watched{pods: p, feed: f, stop: stop}

@@ -26,7 +26,7 @@ func run(t *testing.T, f func(context.Context) error) {
 
 func (w *told) take(source string, list []fleet.EndpointSpec) {
 	w.note(func() {
-		w.specs = list
+		w.specs, w.fewest = list, min(w.fewest, len(list))
 		if list == nil {
 			delete(w.sources, source)
 			return

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"unicode"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -33,7 +34,8 @@ type pod struct {
 	address   string // canonical, without brackets; empty while it gets no new requests
 	node, on  string // address and name of its node
 	labels    map[string]string
-	ports     []int // nil for all
+	ports     []int  // nil for all
+	odd       string // what is wrong with the annotation that limits them
 }
 
 // podOf reads a Pod; the address is empty unless it may get requests. One that is being deleted finishes what it has.
@@ -70,32 +72,53 @@ func podOf(p *corev1.Pod) pod {
 		if !ok {
 			continue
 		}
-		out.ports = []int{}
-		for _, word := range strings.FieldsFunc(s, func(r rune) bool { return r == ',' || r == ' ' }) {
-			if n, err := strconv.Atoi(word); err == nil {
-				out.ports = append(out.ports, n)
-			}
+		var odd string
+		if out.ports, odd = portsOf(s); odd != "" {
+			out.odd = key + ": " + odd
 		}
 		break
 	}
 	return out
 }
 
+// maxPorts is how many ports of an annotation count; a pool has 8.
+const maxPorts = 64
+
+// portsOf reads a list of ports. odd is the first word that is none, or tells of too many.
+func portsOf(s string) (ports []int, odd string) {
+	ports = []int{}
+	for word := range strings.FieldsFuncSeq(s, func(r rune) bool { return r == ',' || unicode.IsSpace(r) }) {
+		n, err := strconv.Atoi(word)
+		switch {
+		case err != nil || n < 1 || n > 65535:
+			if odd == "" {
+				odd = fmt.Sprintf("%.40q is no port: want such as 8000,8001", word)
+			}
+		case len(ports) == maxPorts:
+			return ports, cmp.Or(odd, fmt.Sprintf("only the first %d ports count", maxPorts))
+		default:
+			ports = append(ports, n)
+		}
+	}
+	return ports, odd
+}
+
 func (p *pod) equal(o *pod) bool {
-	return p.uid == o.uid && p.address == o.address && p.node == o.node && p.on == o.on && slices.Equal(p.ports, o.ports) && (p.ports == nil) == (o.ports == nil) && maps.Equal(p.labels, o.labels)
+	return p.uid == o.uid && p.address == o.address && p.node == o.node && p.on == o.on && p.odd == o.odd && slices.Equal(p.ports, o.ports) && (p.ports == nil) == (o.ports == nil) && maps.Equal(p.labels, o.labels)
 }
 
 // pods are the pods of one namespace, as a [cache.ReflectorStore].
 type pods struct {
 	namespace string
 	changed   func()
+	warn      func(pod, problem string)
 
 	mu  sync.Mutex
 	all map[string]pod // by name
 }
 
 func newPods(namespace string, changed func()) *pods {
-	return &pods{namespace: namespace, all: map[string]pod{}, changed: changed}
+	return &pods{namespace: namespace, all: map[string]pod{}, changed: changed, warn: func(string, string) {}}
 }
 
 // finished are pods that never serve again; we do not ask for them.
@@ -126,6 +149,9 @@ func (p *pods) Add(o any) error {
 		p.all[now.name] = now
 	}
 	p.mu.Unlock()
+	if now.odd != "" && now.odd != before.odd {
+		p.warn(now.name, now.odd)
+	}
 	if !same && (before.address != "" || now.address != "") {
 		p.changed()
 	}
@@ -160,8 +186,14 @@ func (p *pods) Replace(list []any, _ string) error {
 		}
 	}
 	p.mu.Lock()
+	before := p.all
 	p.all = all
 	p.mu.Unlock()
+	for name, now := range all {
+		if now.odd != "" && now.odd != before[name].odd {
+			p.warn(name, now.odd)
+		}
+	}
 	p.changed()
 	return nil
 }

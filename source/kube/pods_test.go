@@ -3,12 +3,15 @@
 package kube
 
 import (
+	"encoding/json"
 	"fmt"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
 )
 
 func ready(name, ip string, annotations map[string]string) *corev1.Pod {
@@ -54,6 +57,95 @@ func TestEndpoints(t *testing.T) {
 			t.Errorf("%s: got %s, want %s", c.name, s, c.want)
 		}
 	}
+}
+
+// An annotation that limits ports counts as far as it makes sense, and the rest of it is told once.
+func TestPortsOf(t *testing.T) {
+	many := strings.TrimSuffix(strings.Repeat("8000,", 70), ",")
+	for _, c := range []struct {
+		text, odd string
+		n         int
+	}{
+		{"8000,8001", "", 2},
+		{" 8000 ,\t8001\n", "", 2},
+		{"", "", 0},
+		{",,", "", 0},
+		{"8000;8001", `"8000;8001" is no port: want such as 8000,8001`, 0},
+		{"8000,http,0", `"http" is no port: want such as 8000,8001`, 1},
+		{"0", `"0" is no port: want such as 8000,8001`, 0},
+		{"65536,1", `"65536" is no port: want such as 8000,8001`, 1},
+		{"-1", `"-1" is no port: want such as 8000,8001`, 0},
+		{strings.Repeat("9", 500), `"` + strings.Repeat("9", 40) + `" is no port: want such as 8000,8001`, 0},
+		{many, "only the first 64 ports count", 64},
+	} {
+		if ports, odd := portsOf(c.text); len(ports) != c.n || odd != c.odd {
+			t.Errorf("%.40q: %d ports, %q; want %d, %q", c.text, len(ports), odd, c.n, c.odd)
+		}
+	}
+	p := newPods("a", func() {})
+	var said []string
+	p.warn = func(pod, problem string) { said = append(said, pod+": "+problem) }
+	bad := ready("e", "10.0.0.1", map[string]string{"llm-d.ai/active-ports": "x"})
+	_ = p.Add(bad)
+	_ = p.Update(bad)
+	_ = p.Replace([]any{bad}, "")
+	if want := `e: llm-d.ai/active-ports: "x" is no port: want such as 8000,8001`; len(said) != 1 || said[0] != want {
+		t.Errorf("it said %q", said)
+	}
+}
+
+func FuzzPortsOf(f *testing.F) {
+	for _, s := range []string{"8000,8001", " 1\u00a02", "0x10", "+1", "1e3", ",,,", "\x00\xff"} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, s string) {
+		ports, odd := portsOf(s)
+		if ports == nil || len(ports) > maxPorts || len(odd) > 500 {
+			t.Fatalf("%d ports, %q", len(ports), odd)
+		}
+		for _, n := range ports {
+			if n < 1 || n > 65535 {
+				t.Fatalf("port %d", n)
+			}
+		}
+	})
+}
+
+// Whatever an object holds, it is read or refused, in each group's way.
+func FuzzObject(f *testing.F) {
+	for _, s := range []string{
+		`{"selector":{"app":"x"},"targetPortNumber":8000,"extensionRef":{"name":"e"}}`,
+		`{"selector":{"matchLabels":{"app":"x"}},"targetPorts":[{"number":8000},{"number":"x"}]}`,
+		`{"poolRefs":[{"name":"p"},1],"poolRef":{"name":2},"poolSelector":{"matchExpressions":[{"key":"a","operator":"In"}]}}`,
+		`{"poolSelector":{"matchLabels":{"tier":"gold"}}}`, `[]`, `{"poolRefs":{},"poolSelector":[]}`,
+	} {
+		f.Add([]byte(s))
+	}
+	pool := &Object{Kind: "InferencePool", Namespace: "a", Name: "p", labels: labels.Set{"tier": "gold"}}
+	f.Fuzz(func(t *testing.T, spec []byte) {
+		var v any
+		if json.Unmarshal(spec, &v) != nil {
+			return
+		}
+		kinds := append(optionalKinds(), poolKind(""), poolKind(legacyGroup))
+		for _, k := range kinds {
+			s := newObjects(nil, k, "a")
+			s.using = k.versions[len(k.versions)-1].WithResource(k.plural)
+			u := &unstructured.Unstructured{Object: map[string]any{"spec": runtime.DeepCopyJSONValue(v), "metadata": map[string]any{"namespace": "a", "name": "o"}}}
+			o, err := s.object(u)
+			if err != nil {
+				continue
+			}
+			if !json.Valid(o.Data) {
+				t.Fatalf("%s: %s", k.name, o.Data)
+			}
+			o.concerns(pool)
+			_, _ = o.among([]*Object{pool})
+			if p, err := poolOf(o); err == nil && (p.selector == nil || len(o.Data) == 0) {
+				t.Fatal("a pool without selector")
+			}
+		}
+	})
 }
 
 // What makes no difference to requests tells nobody.

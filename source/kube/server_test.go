@@ -27,20 +27,22 @@ import (
 // server is an API server as far as reading goes: it lists, watches and discovers, forbids and goes away. e2e/kube has the real one.
 type server struct {
 	*httptest.Server
-	mu        sync.Mutex
-	kinds     map[string]string         // what plurals are called
-	groups    map[string][]string       // plurals by group and version
-	objects   map[string]map[string]any // by group and version, plural, namespace and name
-	versions  int
-	forbidden map[string]bool   // "verb plural"
-	mute      bool              // changes make no events
-	asked     map[string]int    // by "verb plural"
-	writes    []string          // what was written, or was to be
-	events    map[string]string // by name
-	conflicts int               // writes that find that another was first
-	changed   chan struct{}
-	left      chan struct{} // closed when streams are to end
-	log       []event
+	mu         sync.Mutex
+	kinds      map[string]string         // what plurals are called
+	groups     map[string][]string       // plurals by group and version
+	objects    map[string]map[string]any // by group and version, plural, namespace and name
+	versions   int
+	forbidden  map[string]bool   // "verb plural"
+	mute       bool              // changes make no events
+	asked      map[string]int    // by "verb plural"
+	writes     []string          // what was written, or was to be
+	events     map[string]string // by name
+	bookmark   bool              // streams are told how far they are
+	bookmarked map[string]int    // by plural, how far streams were told
+	conflicts  int               // writes that find that another was first
+	changed    chan struct{}
+	left       chan struct{} // closed when streams are to end
+	log        []event
 }
 
 type event struct {
@@ -54,7 +56,7 @@ func newServer(t *testing.T) *server {
 	s := &server{
 		kinds:  map[string]string{"pods": "Pod", "nodes": "Node", "configmaps": "ConfigMap", "inferencepools": "InferencePool", "inferenceobjectives": "InferenceObjective", "inferencemodelrewrites": "InferenceModelRewrite"},
 		groups: map[string][]string{"v1": {"pods", "nodes", "configmaps"}, "inference.networking.k8s.io/v1": {"inferencepools"}}, objects: map[string]map[string]any{},
-		forbidden: map[string]bool{}, events: map[string]string{}, asked: map[string]int{}, changed: make(chan struct{}), left: make(chan struct{}),
+		forbidden: map[string]bool{}, events: map[string]string{}, bookmarked: map[string]int{}, asked: map[string]int{}, changed: make(chan struct{}), left: make(chan struct{}),
 	}
 	s.Server = httptest.NewServer(s)
 	t.Cleanup(s.leave)
@@ -305,7 +307,7 @@ func (s *server) serve(w http.ResponseWriter, r *http.Request, version, plural, 
 	default:
 		from := 0
 		_, _ = fmt.Sscan(q.Get("resourceVersion"), &from)
-		s.stream(w, r, from, plural, mine)
+		s.stream(w, r, from, version, plural, mine)
 	}
 }
 
@@ -319,7 +321,7 @@ func asAsked(o map[string]any) map[string]any {
 }
 
 // stream sends events until the kind is gone, the server is down, or the client leaves.
-func (s *server) stream(w http.ResponseWriter, r *http.Request, from int, plural string, mine func(string, map[string]any) bool) {
+func (s *server) stream(w http.ResponseWriter, r *http.Request, from int, version, plural string, mine func(string, map[string]any) bool) {
 	w.WriteHeader(200)
 	w.(http.Flusher).Flush()
 	enc := json.NewEncoder(w)
@@ -348,7 +350,21 @@ func (s *server) stream(w http.ResponseWriter, r *http.Request, from int, plural
 			}
 		}
 		from = now
+		s.mu.Lock()
+		bookmark := s.bookmark
+		s.mu.Unlock()
+		if bookmark {
+			mark := map[string]any{"apiVersion": version, "kind": s.kinds[plural], "metadata": map[string]any{"resourceVersion": fmt.Sprint(now)}}
+			if enc.Encode(map[string]any{"type": "BOOKMARK", "object": mark}) != nil {
+				return
+			}
+		}
 		w.(http.Flusher).Flush()
+		if bookmark {
+			s.mu.Lock()
+			s.bookmarked[plural] = now
+			s.mu.Unlock()
+		}
 		select {
 		case <-changed:
 		case <-left:
@@ -378,7 +394,9 @@ type told struct {
 	differs, most int
 	log           lines
 	forgotten     []string
-	judged        int                  // how often objects were told
+	judged        int // how often objects were told
+	fewest        int // endpoints that were told at once
+	compared      bool
 	specs         []fleet.EndpointSpec // that were told last
 	changed       chan struct{}
 }

@@ -80,6 +80,12 @@ func (f *feed) state() (synced bool, why string) {
 	return f.synced, t.text
 }
 
+// well reports whether the feed is known to be up to date.
+func (f *feed) well() bool {
+	synced, why := f.state()
+	return synced && why == ""
+}
+
 // worst is what is wrong now, and with which verb.
 func (f *feed) worst() (verb string, t trouble) {
 	for _, verb := range []string{"list", "watch"} {
