@@ -125,6 +125,9 @@ type watched struct {
 	told bool // its endpoints were told once
 }
 
+// klogged has client-go log where the first Cluster does: its logger is the process's, and may be set once.
+var klogged sync.Once
+
 // New prepares to follow an API server. Nothing is sent before Run.
 func New(opt Options) (*Cluster, error) {
 	if opt.Metrics == nil {
@@ -141,6 +144,7 @@ func New(opt Options) (*Cluster, error) {
 	c := &Cluster{opt: opt, watched: map[string]*watched{}, maps: map[fleet.ID]*configMap{}, dirty: map[string]bool{}}
 	c.nodes = newNodes(c.poolsChanged)
 	c.wake.pods, c.wake.objects = make(chan struct{}, 1), make(chan struct{}, 1)
+	klogged.Do(func() { klog.SetSlogLogger(opt.Log.With(slog.String("from", "client-go"))) })
 	var err error
 	if c.clients, err = newClients(opt.Config); err != nil {
 		return nil, err
@@ -200,7 +204,6 @@ func (c *Cluster) wakeObjects() { signal(c.wake.objects) }
 
 // Run follows the API server until ctx ends.
 func (c *Cluster) Run(ctx context.Context) error {
-	klog.SetSlogLogger(c.opt.Log.With(slog.String("from", "client-go")))
 	g, ctx := errgroup.WithContext(ctx)
 	for _, o := range slices.Concat(c.pools, c.others) {
 		g.Go(func() error { o.run(ctx); return nil })
