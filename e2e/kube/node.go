@@ -99,7 +99,7 @@ func network() error {
 		"mount -t proc proc /proc",
 		"mount -t tmpfs run /run", // for the names of network namespaces and what pods find in /var/run
 		"ip link set lo up",
-		"ip link add br0 type bridge",
+		"ip link add br0 address 02:00:00:00:00:01 type bridge", // or it has that of a pod, and another one when that ends
 		"ip link set br0 up",
 		"ip addr add " + gateway4 + "/16 dev br0",
 		"ip addr add " + api4 + "/16 dev br0",
