@@ -66,7 +66,10 @@ e2e: build ## the real parts: SDKs, Envoy, Prometheus, Chromium, libzmq, tokeniz
 
 e2e-kube: build ## the cluster alone, in full size: etcd, an API server (10 to 20 minutes to build them once), Envoy, pods that are processes
 	scripts/install-envoy.sh
+	scripts/install-helm.sh
+	scripts/install-crds.sh
 	scripts/install-kube.sh
+	scripts/install-kube-controllers.sh
 	cd e2e && PENSTOCK_KUBE_PODS=1000 go test -count=1 -timeout=60m -v ./kube
 
 flow-report: build ## docs/guide/flow-control-report.md, by loads of FLOWTIME each on simulated engines

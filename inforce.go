@@ -27,6 +27,13 @@ type (
 		Holder  string `json:"holder"`
 		Address string `json:"health_address,omitempty"`
 		Trouble string `json:"trouble,omitempty"` // with the lease
+		// Service is the one that leads to the leader, with --ha-service.
+		Service *serviceInForce `json:"service,omitempty"`
+	}
+	serviceInForce struct {
+		Name    string `json:"name"`
+		Here    bool   `json:"here"` // it leads to this picker
+		Trouble string `json:"trouble,omitempty"`
 	}
 	trustInForce struct {
 		CIDRs  []string `json:"cidrs"`
@@ -91,6 +98,10 @@ func (p *process) inForce() any {
 	if p.election != nil {
 		l := p.election.State()
 		v.Leader = &leaderInForce{Here: l.Leads, Holder: l.Holder, Address: l.Address, Trouble: l.Trouble}
+		if f := p.front; f != nil {
+			here, trouble := f.State()
+			v.Leader.Service = &serviceInForce{Name: f.Namespace + "/" + f.Service, Here: here, Trouble: trouble}
+		}
 	}
 	for _, c := range spec.Trust.CIDRs {
 		v.Trust.CIDRs = append(v.Trust.CIDRs, c.String())

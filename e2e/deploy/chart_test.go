@@ -60,7 +60,7 @@ func helm(t testing.TB, arguments ...string) []string {
 var shapes = map[string][]string{
 	"default": {"--set=router.modelServers.matchLabels.app=vllm"},
 	// llm-d's own command line, with its files.
-	"seed": {"-f=" + root + "/deploy/examples/fleet/base.values.yaml", "-f=" + root + "/deploy/examples/fleet/fleet-flow-control.values.yaml",
+	"seed": {"-f=" + root + "/deploy/examples/fleet/values/base.values.yaml", "-f=" + root + "/deploy/examples/fleet/values/fleet-flow-control.values.yaml",
 		"--set=provider.name=istio", "--set=httpRoute.create=false", "--set=httpRoute.inferenceGatewayName=llm-d-inference-gateway"},
 	"gke":          {"-f=testdata/gateway.values.yaml", "--set=provider.name=gke", "--set=router.monitoring.provider.name=gmp"},
 	"istio":        {"-f=testdata/gateway.values.yaml", "--set=provider.name=istio"},
@@ -188,6 +188,7 @@ func TestRefusals(t *testing.T) {
 		{[]string{ok, "router.epp.pluginsConfig.kind=x", "router.epp.pluginsCustomConfig.default-plugins\\.yaml=y"}, "both say what is in default-plugins.yaml"},
 		{[]string{ok, "router.proxy.priorityRouting.enabled=true"}, "router.proxy.priorityRouting: is for"},
 		{[]string{ok, "router.epp.autoscaling.enabled=true", "router.epp.flags.ha-enable-leader-election=true"}, "router.epp.autoscaling: is for replicas that all serve"},
+		{[]string{ok, "router.monitoring.tls.clientSecretName=a"}, "set router.monitoring.tls.secretName"},
 		{[]string{ok, "router.epp.replicas=2", "router.extraServicePorts[0].name=a", "router.extraServicePorts[0].port=1", "router.extraServicePorts[0].targetPort=b"}, "targetPort b of port a is a name"},
 		{[]string{ok, "router.proxy.enabled=true", "provider.name=istio"}, "either a Gateway is in front of the picker or a proxy"},
 		{[]string{ok, "router.proxy.enabled=true", "httpRoute.create=true"}, "httpRoute.create: is for a Gateway"},

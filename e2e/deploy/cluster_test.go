@@ -107,9 +107,6 @@ func TestAPIServer(t *testing.T) {
 			t.Fatalf("%v, %v", files, err)
 		}
 		for _, file := range files {
-			if strings.HasSuffix(file, ".values.yaml") {
-				continue
-			}
 			b, err := os.ReadFile(file)
 			if err != nil {
 				t.Fatal(err)

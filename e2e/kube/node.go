@@ -57,8 +57,10 @@ func outside() int {
 	if err != nil {
 		return fail(err)
 	}
-	if _, err := output(filepath.Join(rig.Root(), "scripts", "install-envoy.sh")); err != nil {
-		return fail(err)
+	for _, script := range []string{"install-envoy.sh", "install-helm.sh", "install-crds.sh", "install-kube-controllers.sh"} {
+		if _, err := output(filepath.Join(rig.Root(), "scripts", script)); err != nil {
+			return fail(err)
+		}
 	}
 	crds, err := output("go", "mod", "download", "-json", gaie)
 	if err != nil {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -458,4 +459,51 @@ func (c *Cluster) releaseLife(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestExamples applies every file of deploy/examples as their README says, to a cluster that has the kinds that they need, and
+// runs what they describe: pods get ready, and pickers say what became of objectives.
+func TestExamples(t *testing.T) {
+	c := New(t)
+	c.Kubectl(t, "apply", "--server-side", "--force-conflicts", "-f", rig.Tool(t, "install-crds.sh"))
+	c.ours(t)
+	c.controllers(t)
+	r := &release{site: site{Cluster: c, t: t, ns: c.Namespace(t)}}
+	examples := filepath.Join(rig.Root(), "deploy", "examples")
+	helm := filepath.Join(rig.Tool(t, "install-helm.sh"), "helm")
+	install := func(name string, more ...string) {
+		rig.Run(t, []string{"HOME=" + c.dir}, append([]string{helm, "--kubeconfig=" + filepath.Join(c.dir, "kubeconfig"), "--namespace=" + r.ns, "install", name,
+			filepath.Join(rig.Root(), "deploy", "charts", "penstock")}, more...)...)
+	}
+	values := filepath.Join(examples, "fleet", "values")
+	install("qwen32b-pool", "-f="+filepath.Join(values, "base.values.yaml"), "-f="+filepath.Join(values, "fleet-flow-control.values.yaml"), "--set=provider.name=istio", "--set=httpRoute.create=false")
+	folders, err := os.ReadDir(examples)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range folders {
+		if f.IsDir() {
+			t.Log(c.Kubectl(t, "apply", "-n", r.ns, "-f", filepath.Join(examples, f.Name())))
+		}
+	}
+	for _, name := range []string{"qwen32b-pool-epp", "r1-pool-epp", "qwen3-32b-vllm", "deepseek-r1-vllm"} {
+		c.Kubectl(t, "rollout", "status", "-n", r.ns, "deployment/"+name, "--timeout=240s")
+	}
+	for _, name := range []string{"premium-traffic", "standard-traffic", "best-effort-traffic"} {
+		r.condition("inferenceobjective", name, "Accepted", "True")
+	}
+	// The pools of which the articles show no picker: one that is for all of them says what became of their objectives.
+	r.Kubectl(t, "delete", "deployment", "-n", r.ns, "r1-pool-epp")
+	install("everything", "--set=router.pools.all=true", "--set=router.pools.namespaces={"+r.ns+"}")
+	c.Kubectl(t, "rollout", "status", "-n", r.ns, "deployment/everything-epp", "--timeout=240s")
+	r.condition("inferenceobjective", "chat-critical", "Accepted", "True")
+	for _, o := range []struct{ engine, picker, model string }{{"qwen3-32b-vllm", "qwen32b-pool-epp", "Qwen/Qwen3-32B"}, {"deepseek-r1-vllm", "everything-epp", "deepseek/DeepSeek-r1"}} {
+		f := r.gateway(o.picker)
+		r.leads(f, "")
+		rig.Eventually(t, o.model+" to answer", func() error {
+			body := strings.Replace(rig.Body("hello", true), `"model":"m"`, `"model":"`+o.model+`"`, 1)
+			got := stream(&http.Transport{DisableKeepAlives: true}, r.http, body, http.Header{"X-Llm-D-Inference-Objective": {"premium-traffic"}})
+			return got.Err
+		})
+	}
 }

@@ -54,6 +54,26 @@ type Front struct {
 	Log   *slog.Logger
 
 	client dynamic.Interface // nil before Run
+
+	mu      sync.Mutex
+	said    bool   // the Service leads to us since we lead
+	trouble string // why it does not
+}
+
+// State reports whether the Service leads to us, as far as we know, and why it cannot be led to us, empty when it can.
+func (f *Front) State() (here bool, trouble string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.said && f.trouble == "", f.trouble
+}
+
+// now notes how it stands and reports whether that is news.
+func (f *Front) now(said bool, trouble string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	news := said != f.said || trouble != f.trouble
+	f.said, f.trouble = said, trouble
+	return news
 }
 
 var (
@@ -75,8 +95,8 @@ func (f *Front) Run(ctx context.Context) error {
 	defer watchers.Wait()
 	var unwatch context.CancelFunc // nil while nobody watches
 	var tried, next time.Time
-	var trouble string
-	led, said := false, false // whether we ever led; whether the Service leads to us since we do
+	led := false  // ever
+	again := true // when something has changed; not after a failure
 	look := time.NewTicker(frontLook)
 	defer look.Stop()
 	for {
@@ -84,7 +104,8 @@ func (f *Front) Run(ctx context.Context) error {
 		switch leads := f.Leads(); {
 		case !leads && unwatch != nil:
 			unwatch()
-			unwatch, next, said = nil, time.Time{}, false
+			unwatch, next = nil, time.Time{}
+			f.now(false, "")
 		case leads && !now.Before(next):
 			led = true
 			if unwatch == nil {
@@ -94,14 +115,13 @@ func (f *Front) Run(ctx context.Context) error {
 			}
 			tried, next = now, now.Add(frontRepeat)
 			err := f.say(ctx)
+			again = err == nil
 			switch {
-			case err == nil && (!said || trouble != ""):
+			case err == nil && f.now(true, ""):
 				f.Log.Info("the service leads to us", slog.String("service", f.Namespace+"/"+f.Service), slog.Any("addresses", f.Addresses))
-				said, trouble = true, ""
 			case err != nil && ctx.Err() == nil:
-				if next = now.Add(frontRetry); err.Error() != trouble {
-					trouble = err.Error()
-					f.Log.Warn("the service cannot be led to us: requests do not come here", slog.String("service", f.Namespace+"/"+f.Service), slog.Any("error", err))
+				if next = now.Add(frontRetry); f.now(false, err.Error()) {
+					f.Log.Warn("the service cannot be led to us: requests may not come here", slog.String("service", f.Namespace+"/"+f.Service), slog.Any("error", err))
 				}
 			}
 		}
@@ -115,7 +135,7 @@ func (f *Front) Run(ctx context.Context) error {
 			}
 			return nil
 		case <-changed:
-			if soon := tried.Add(frontGap); soon.Before(next) && trouble == "" {
+			if soon := tried.Add(frontGap); soon.Before(next) && again {
 				next = soon
 			}
 		case <-look.C:

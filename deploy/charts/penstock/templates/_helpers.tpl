@@ -78,13 +78,17 @@ labels: {{- include "penstock.labels" (list $ (last .)) | nindent 2 }}
 {{- $r := .Values.router -}}
 {{- $file := printf "/config/%s" $r.epp.pluginsConfigFile -}}
 {{- $drain := printf "%ds" (sub $r.epp.terminationGracePeriodSeconds 10) -}}
-{{- $flags := dict "drain-timeout" $drain -}}
+{{- $flags := dict "drain-timeout" $drain "metrics-endpoint-auth" $is.auth -}}
 {{- if eq $is.mode "alone" -}}
 {{-   $flags = merge $flags (dict "kube" true "filename" $file "http" (printf ":%v" $is.http) "extproc" "off" "metrics" ":9090" "health" (printf ":%v" $r.epp.grpcHealthPort)) -}}
 {{- else -}}
-{{-   $flags = merge $flags (dict "config-file" $file "grpc-port" $r.epp.extProcPort "grpc-health-port" $r.epp.grpcHealthPort "metrics-port" 9090 "metrics-endpoint-auth" $is.auth) -}}
+{{-   $flags = merge $flags (dict "config-file" $file "grpc-port" $r.epp.extProcPort "grpc-health-port" $r.epp.grpcHealthPort "metrics-port" 9090) -}}
 {{-   if eq $is.mode "service" -}}{{- $flags = set $flags "health-checking" true -}}{{- end -}}
 {{-   if $r.epp.tls.secretName -}}{{- $flags = set $flags "cert-path" "/tls" -}}{{- end -}}
+{{- end -}}
+{{- with $r.monitoring.tls -}}
+{{-   if .secretName -}}{{- $flags = set $flags "metrics-cert-dir" "/metrics-tls" -}}{{- end -}}
+{{-   if .clientSecretName -}}{{- $flags = set $flags "metrics-client-ca-file" "/metrics-client/ca.crt" -}}{{- end -}}
 {{- end -}}
 {{- if $r.pools.all -}}
 {{-   $flags = set $flags "all-pools" true -}}
@@ -367,6 +371,9 @@ spec:
 {{- end -}}
 {{- if and $r.proxy.priorityRouting.enabled (not $is.priority) -}}
 {{-   fail "router.proxy.priorityRouting: is for router.proxy.enabled=true with proxyType=envoy and mode=service" -}}
+{{- end -}}
+{{- if and $r.monitoring.tls.clientSecretName (not $r.monitoring.tls.secretName) -}}
+{{-   fail "router.monitoring.tls.clientSecretName: asks readers for certificates: set router.monitoring.tls.secretName, since only TLS has any" -}}
 {{- end -}}
 {{- if $is.front -}}
 {{-   range $r.extraServicePorts -}}
