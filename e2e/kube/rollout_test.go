@@ -29,6 +29,7 @@ func TestRelease(t *testing.T) {
 	c := New(t)
 	c.ours(t)
 	c.controllers(t)
+	c.Kubectl(t, "delete", "clusterrolebinding", "metrics") // the chart brings its own
 	t.Run("gateway", c.releaseBehindGateway)
 	t.Run("proxy", c.releaseOfProxies)
 	t.Run("life", c.releaseLife)
@@ -36,6 +37,7 @@ func TestRelease(t *testing.T) {
 
 // controllers starts those of Kubernetes that a release meets.
 func (c *Cluster) controllers(t *testing.T) {
+	c.create(t, "/api/v1/nodes", object{"metadata": object{"name": "node-1"}}) // addresses of pods without a node are not believed
 	bin := filepath.Join(rig.Tool(t, "install-kube-controllers.sh"), "kube-controller-manager")
 	rig.Start(t, "kube-controller-manager", bin, "--kubeconfig="+filepath.Join(c.dir, "kubeconfig"), "--leader-elect=false", "--secure-port=0",
 		"--kube-api-qps=200", "--kube-api-burst=400", "--v=1",
@@ -301,8 +303,7 @@ func (c *Cluster) releaseBehindGateway(t *testing.T) {
 	leader := r.leads(f, "")
 	r.answers()
 	l := Traffic(t, r.http, 8, 8, nil)
-	a, b := r.endpoint("a"), r.endpoint("b")
-	r.serves(l, a, b)
+	l.More(t, 20)
 
 	// What others do to the slice is put right.
 	r.Kubectl(t, "delete", "endpointslice", "-n", r.ns, "pool-epp-leader")
@@ -390,27 +391,38 @@ func (c *Cluster) releaseOfProxies(t *testing.T) {
 	r.rolledOut()
 	l.More(t, 40)
 	whole(t, l)
-	if again := r.leads(f, leader); r.pod(r.ns, leader) != nil && !r.pod(r.ns, leader).gone() {
-		t.Errorf("%s is there still, beside %s", leader, again)
-	}
+	r.leads(f, leader)
+	r.Kubectl(t, "wait", "--for=delete", "pod/"+leader, "-n", r.ns, "--timeout=120s") // also where clients kept their connections
 }
 
 // releaseLife: from one picker to two and back, a new configuration, and away.
 func (c *Cluster) releaseLife(t *testing.T) {
-	r := c.install(t, "router.monitoring.prometheus.enabled=false")
+	r := c.install(t)
 	f := r.gateway("pool-epp")
 	first := r.leads(f, "")
 	r.answers()
 	l := Traffic(t, r.http, 8, 8, nil)
 	l.More(t, 20)
 
-	// A new configuration is in force without a restart.
+	// A new configuration is in force without a restart; a new command line is a rollout.
+	r.helm("upgrade", "--wait", "--timeout=240s", `--set-json=router.epp.pluginsConfig={"apiVersion":"llm-d.ai/v1","kind":"EndpointPickerConfig",`+
+		`"plugins":[{"type":"queue-scorer"}],"schedulingProfiles":[{"name":"changed","plugins":[{"pluginRef":"queue-scorer"}]}]}`)
+	rig.Eventually(t, "the configuration to be in force", func() error {
+		page, err := r.page(first, "/debug/fleet")
+		if err == nil && !strings.Contains(page, `"changed"`) {
+			err = errors.New("it is not")
+		}
+		return err
+	})
+	if now := r.leads(f, ""); now != first {
+		t.Errorf("%s has become %s for a new configuration", first, now)
+	}
+	l.More(t, 20)
 	r.values = append(r.values, "router.epp.pluginsConfigFile=llm-d-plugins.yaml")
 	r.helm("upgrade", "--wait", "--timeout=240s")
 	r.rolledOut()
+	r.leads(f, first)
 	l.More(t, 20)
-	second := r.leads(f, "")
-	t.Logf("a new file of configuration: pod %s, then %s", first, second)
 
 	// Two: the Service loses its selector, and leads somewhere all the time.
 	r.values = append(r.values, "router.epp.replicas=2")
@@ -468,6 +480,7 @@ func TestExamples(t *testing.T) {
 	c.Kubectl(t, "apply", "--server-side", "--force-conflicts", "-f", rig.Tool(t, "install-crds.sh"))
 	c.ours(t)
 	c.controllers(t)
+	c.Kubectl(t, "delete", "clusterrolebinding", "metrics") // the chart brings its own
 	r := &release{site: site{Cluster: c, t: t, ns: c.Namespace(t)}}
 	examples := filepath.Join(rig.Root(), "deploy", "examples")
 	helm := filepath.Join(rig.Tool(t, "install-helm.sh"), "helm")
@@ -494,7 +507,7 @@ func TestExamples(t *testing.T) {
 	}
 	// The pools of which the articles show no picker: one that is for all of them says what became of their objectives.
 	r.Kubectl(t, "delete", "deployment", "-n", r.ns, "r1-pool-epp")
-	install("everything", "--set=router.pools.all=true", "--set=router.pools.namespaces={"+r.ns+"}")
+	install("everything", "--set=router.monitoring.prometheus.enabled=true", "--set=router.pools.all=true", "--set=router.pools.namespaces={"+r.ns+"}")
 	c.Kubectl(t, "rollout", "status", "-n", r.ns, "deployment/everything-epp", "--timeout=240s")
 	r.condition("inferenceobjective", "chat-critical", "Accepted", "True")
 	for _, o := range []struct{ engine, picker, model string }{{"qwen3-32b-vllm", "qwen32b-pool-epp", "Qwen/Qwen3-32B"}, {"deepseek-r1-vllm", "everything-epp", "deepseek/DeepSeek-r1"}} {
@@ -505,5 +518,25 @@ func TestExamples(t *testing.T) {
 			got := stream(&http.Transport{DisableKeepAlives: true}, r.http, body, http.Header{"X-Llm-D-Inference-Objective": {"premium-traffic"}})
 			return got.Err
 		})
+	}
+	// Prometheus' account reads metrics and nothing else.
+	picker := r.get("pods", `{.items[?(@.metadata.labels.app\.kubernetes\.io/instance=="everything")].metadata.name}`)
+	token := c.Kubectl(t, "create", "token", "-n", r.ns, "everything-epp-metrics-reader")
+	for _, page := range []struct {
+		path, token string
+		want        int
+	}{{"/metrics", token, 200}, {"/debug/fleet", token, 403}, {"/metrics", "", 401}, {"/readyz", "", 200}} {
+		request, _ := http.NewRequestWithContext(t.Context(), "GET", "http://"+net.JoinHostPort(r.pod(r.ns, picker).ip(), "9090")+page.path, nil)
+		if page.token != "" {
+			request.Header.Set("Authorization", "Bearer "+page.token)
+		}
+		response, err := http.DefaultClient.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response.Body.Close()
+		if response.StatusCode != page.want {
+			t.Errorf("%s of %s: %d, want %d", page.path, picker, response.StatusCode, page.want)
+		}
 	}
 }
