@@ -199,7 +199,7 @@ func (p *process) serve(ctx context.Context, cfg *config.Config, l *listeners, c
 	}
 	if l.health != nil {
 		rest.Go(func() error {
-			return extproc.RunHealth(restCtx, l.health, func() bool { return p.notReady() == nil }, func() bool { return p.cold() == nil }, p.election != nil)
+			return extproc.RunHealth(restCtx, l.health, func() bool { return p.notReady() == nil }, func() bool { return p.warm() == nil }, p.election != nil)
 		})
 	}
 	p.openDoors(doorsCtx, doors, l, cfg, certificates.extproc)
@@ -257,6 +257,14 @@ func (p *process) notReady() error {
 		return err
 	}
 	return p.election.Ready()
+}
+
+// warm says why a rollout should wait for us, or nil. One that stands by where nobody leads yet is no replacement.
+func (p *process) warm() error {
+	if err := p.cold(); err != nil || p.election == nil || p.election.Settled() {
+		return err
+	}
+	return errors.New("nobody is known to lead yet")
 }
 
 // cold says why no request could be served here, or nil.

@@ -459,6 +459,14 @@ func (c *Cluster) releaseLife(t *testing.T) {
 	r.values = append(r.values, "router.epp.replicas=2")
 	r.helm("upgrade", "--wait", "--timeout=240s")
 	r.rolledOut()
+	rig.Eventually(t, "one to lead", func() error {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if want := []string{"pool-epp-leader"}; !slices.Equal(f.names, want) {
+			return fmt.Errorf("there are %v", f.names)
+		}
+		return nil
+	})
 	r.helm("uninstall", "--wait", "--timeout=240s")
 	const kinds = "deployments,replicasets,services,endpointslices,endpoints,configmaps,serviceaccounts,roles,rolebindings,poddisruptionbudgets,networkpolicies,inferencepools,pods,leases"
 	rig.Eventually(t, "nothing to be left", func() error {

@@ -42,6 +42,8 @@ const (
 	silentLease   = 5 * time.Second        // how long the lease of such a leader lasts
 	peerHurry     = 5 * time.Second        // how long the lease is looked at again and again, once its holder is leaving
 	coldAfter     = 5 * time.Second        // how long one that could not serve lets others go first
+	forgotten     = time.Minute            // how long nobody has renewed a lease that was left, by the clock
+	forgottenWait = 2 * time.Second        // and how long nobody has answered for it then
 	aloneAfter    = 500 * time.Millisecond // how long the API server has, to say who comes after a leader that crashed
 )
 
@@ -103,6 +105,8 @@ type Election struct {
 	silent  string // a holder whose health service answered once and no longer does
 	healthy time.Time
 	vacant  time.Time // since when the lease has been ours to take, while we are cold; zero for not
+	settled bool      // somebody leads, or did when we looked
+	unheard bool      // we asked for the lease, and did not hear whether we have it
 	trouble string
 }
 
@@ -179,6 +183,13 @@ func (e *Election) Ready() error {
 	return fmt.Errorf("standing by: %s leads", s.Holder)
 }
 
+// Settled reports whether we know of a leader, or knew of one: we ourselves, or another that answered or renewed its lease.
+func (e *Election) Settled() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.settled
+}
+
 // Run stands until ctx ends, then gives the lease back.
 func (e *Election) Run(ctx context.Context) error {
 	e.opt.Told(false)
@@ -247,9 +258,11 @@ func (e *Election) saw(lease *coordinationv1.Lease, began time.Time) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.answered()
-	if before := e.lease; before == nil || lease == nil || e.since.IsZero() || !sameHold(before, lease) {
+	before := e.lease
+	if before == nil || lease == nil || e.since.IsZero() || !sameHold(before, lease) {
 		e.since = time.Now()
 	}
+	e.settled = e.settled || before != nil && lease != nil && holder(lease) != "" && !sameHold(before, lease)
 	e.set(lease)
 	if lease == nil {
 		return true
@@ -261,6 +274,8 @@ func (e *Election) saw(lease *coordinationv1.Lease, began time.Time) bool {
 		limit *= 2 // it is cut off from the API server, but it serves
 	case who == e.silent:
 		limit = min(limit, silentLease) // two ways to hear of it, and nothing comes by either
+	case lease.Spec.RenewTime != nil && began.Sub(lease.Spec.RenewTime.Time) > limit+forgotten:
+		limit = min(limit, forgottenWait) // it was left long ago
 	}
 	free := who == "" || who == e.identity() || who == e.gone || e.earlier(lease) || began.Sub(e.since) > limit
 	if !free {
@@ -275,6 +290,7 @@ func (e *Election) set(lease *coordinationv1.Lease) {
 	e.lease = lease
 	who := holder(lease)
 	e.leads = who == e.identity()
+	e.settled = e.settled || e.leads
 	if who != e.gone {
 		e.gone, e.alone = "", false
 	}
@@ -339,6 +355,9 @@ func (e *Election) write(ctx context.Context, from *coordinationv1.Lease) bool {
 	case apierrors.IsConflict(err), apierrors.IsAlreadyExists(err), apierrors.IsNotFound(err):
 		return false
 	case err != nil:
+		e.mu.Lock()
+		e.unheard = true
+		e.mu.Unlock()
 		e.failed(ctx, verb, err)
 		return true
 	}
@@ -373,37 +392,45 @@ func (e *Election) answered() {
 	if e.trouble != "" {
 		e.opt.Log.Info("the lease can be read and written again", slog.String("lease", e.opt.Namespace+"/"+e.opt.Name))
 	}
-	e.trouble = ""
+	e.trouble, e.unheard = "", false
 }
 
 // release gives the lease back, so that a standby takes it at once.
 func (e *Election) release(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, leaseTimeout/2)
+	defer cancel()
 	e.mu.Lock()
-	lease, leads := e.lease, e.leads
+	lease, leads, unheard := e.lease, e.leads, e.unheard
 	e.leads, e.alone = false, false
 	e.mu.Unlock()
 	e.opt.Told(false)
-	if !leads {
+	if !leads && !unheard {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, leaseTimeout/2)
-	defer cancel()
+	err := e.give(ctx, lease, unheard)
+	if apierrors.IsConflict(err) {
+		err = e.give(ctx, nil, true)
+	}
+	if err != nil {
+		e.opt.Log.Warn("the lease could not be given back: a standby notices that we are gone", slog.Any("error", err))
+	}
+}
+
+// give gives a lease back, as it was seen, or as it is now: a renewal of ours, or a taking, may have been cut off when it was done.
+func (e *Election) give(ctx context.Context, lease *coordinationv1.Lease, look bool) error {
+	if look {
+		var err error
+		if lease, err = e.leases.get(ctx); err != nil || holder(lease) != e.identity() {
+			return err
+		}
+	}
 	l := lease.DeepCopy()
 	now := metav1.NowMicro()
 	l.Spec.HolderIdentity, l.Spec.AcquireTime, l.Spec.RenewTime = ref(""), &now, &now
 	l.Spec.LeaseDurationSeconds = ref(int32(1))
 	delete(l.Annotations, leaderAddress)
 	_, err := e.leases.update(ctx, l)
-	if apierrors.IsConflict(err) { // a renewal of ours may have been cut off when it was done
-		if lease, err = e.leases.get(ctx); err != nil || holder(lease) != e.identity() {
-			return
-		}
-		l.ResourceVersion = lease.ResourceVersion
-		_, err = e.leases.update(ctx, l)
-	}
-	if err != nil {
-		e.opt.Log.Warn("the lease could not be given back: a standby notices that we are gone", slog.Any("error", err))
-	}
+	return err
 }
 
 // follow asks the leader's health service whenever we stand by.
@@ -489,7 +516,7 @@ func (e *Election) answers(who string, ready bool) {
 		return
 	}
 	if e.gone, e.silent = "", ""; ready {
-		e.healthy = time.Now()
+		e.healthy, e.settled = time.Now(), true
 	}
 	if e.alone {
 		e.alone = false

@@ -30,6 +30,7 @@ type ballot struct {
 	requests int
 	slow     time.Duration
 	broken   error
+	done     bool // what it was asked for is done, also when nobody waits for the answer any more
 }
 
 func (b *ballot) asked(ctx context.Context) error {
@@ -45,6 +46,22 @@ func (b *ballot) asked(ctx context.Context) error {
 		return ctx.Err()
 	}
 	return broken
+}
+
+// unheard is a write whose answer nobody waits for any more. It is done all the same if it can be, where the server has got it.
+// It is called with the lock held.
+func (b *ballot) unheard(err error, can bool, l *coordinationv1.Lease) error {
+	if b.done && can && errors.Is(err, context.Canceled) {
+		b.keep(l)
+	}
+	return err
+}
+
+func (b *ballot) keep(l *coordinationv1.Lease) *coordinationv1.Lease {
+	b.version++
+	b.lease = l.DeepCopy()
+	b.lease.ResourceVersion = fmt.Sprint(b.version)
+	return b.lease.DeepCopy()
 }
 
 // voter is the ballot as one picker reaches it.
@@ -77,11 +94,12 @@ func (v *voter) get(ctx context.Context) (*coordinationv1.Lease, error) {
 }
 
 func (v *voter) create(ctx context.Context, l *coordinationv1.Lease) (*coordinationv1.Lease, error) {
-	if err := v.asked(ctx); err != nil {
-		return nil, err
-	}
+	err := v.asked(ctx)
 	v.ballot.mu.Lock()
 	defer v.ballot.mu.Unlock()
+	if err != nil {
+		return nil, v.unheard(err, v.lease == nil, l)
+	}
 	if v.lease != nil {
 		return nil, apierrors.NewAlreadyExists(leaseResource, "l")
 	}
@@ -89,11 +107,12 @@ func (v *voter) create(ctx context.Context, l *coordinationv1.Lease) (*coordinat
 }
 
 func (v *voter) update(ctx context.Context, l *coordinationv1.Lease) (*coordinationv1.Lease, error) {
-	if err := v.asked(ctx); err != nil {
-		return nil, err
-	}
+	err := v.asked(ctx)
 	v.ballot.mu.Lock()
 	defer v.ballot.mu.Unlock()
+	if err != nil {
+		return nil, v.unheard(err, v.lease != nil && v.lease.ResourceVersion == l.ResourceVersion, l)
+	}
 	if v.lease == nil {
 		return nil, apierrors.NewNotFound(leaseResource, "l")
 	}
@@ -101,13 +120,6 @@ func (v *voter) update(ctx context.Context, l *coordinationv1.Lease) (*coordinat
 		return nil, apierrors.NewConflict(leaseResource, "l", errors.New("changed"))
 	}
 	return v.keep(l), nil
-}
-
-func (v *voter) keep(l *coordinationv1.Lease) *coordinationv1.Lease {
-	v.version++
-	v.lease = l.DeepCopy()
-	v.lease.ResourceVersion = fmt.Sprint(v.version)
-	return v.lease.DeepCopy()
 }
 
 // picker is one that stands for election.
@@ -504,6 +516,66 @@ func TestElection(t *testing.T) {
 			c.fail(nil)
 			within(t, "the permission", until(p), 0, 2100*time.Millisecond)
 			end(c)
+		}},
+		{"a lease that was left long ago costs seconds, unless somebody answers for it", func(t *testing.T) {
+			c, leader, _ := two(t)
+			for _, p := range c.all() {
+				p.crash("")
+			}
+			time.Sleep(time.Hour)
+			late := c.start("c", "10.0.0.3:9003")
+			within(t, "a lease of long ago", until(late), 2*time.Second, 5*time.Second)
+			if !late.Settled() {
+				t.Error("it leads, and nobody is known to")
+			}
+			end(c)
+			_ = leader
+		}},
+		{"a leader cut off for an hour that answers keeps its lease as long as before", func(t *testing.T) {
+			c := elect(t)
+			leader := c.start("a", "10.0.0.1:9003")
+			time.Sleep(10 * time.Second)
+			leader.reach(errors.New("no route to host"))
+			time.Sleep(time.Hour)
+			standby := c.start("b", "10.0.0.2:9003")
+			time.Sleep(5 * time.Second)
+			if !standby.Settled() {
+				t.Error("the leader answers, and nobody is known to lead")
+			}
+			within(t, "one that is cut off", until(standby), 20*time.Second, 35*time.Second)
+			end(c)
+		}},
+		{"who stands by knows when somebody leads", func(t *testing.T) {
+			c, leader, standby := two(t)
+			if !leader.Settled() || !standby.Settled() {
+				t.Error("one leads, and nobody is known to")
+			}
+			for _, p := range c.all() {
+				p.crash("hung")
+			}
+			late := c.start("c", "10.0.0.3:9003")
+			time.Sleep(5 * time.Second)
+			if late.Settled() {
+				t.Error("nobody leads, and somebody is known to")
+			}
+			within(t, "the lease", until(late), 5*time.Second, 15*time.Second)
+			end(c)
+		}},
+		{"all leave, one while it takes the lease", func(t *testing.T) {
+			for after := time.Duration(0); after < time.Second; after += 10 * time.Millisecond {
+				c, leader, standby := two(t)
+				c.slower(30 * time.Millisecond)
+				c.mu.Lock()
+				c.done = true
+				c.mu.Unlock()
+				go leader.leave()
+				time.Sleep(after)
+				standby.leave()
+				<-leader.done
+				if who, _ := c.held(); who != "" {
+					t.Fatalf("the second left %v after the first, and %s still holds the lease", after, who)
+				}
+			}
 		}},
 		{"it is asked little", func(t *testing.T) {
 			c, _, _ := two(t)

@@ -10,6 +10,7 @@ What follows from the values. Decisions are made here, and templates look here a
   elect     they elect a leader
   front     all of them are ready, and the leader itself writes where the Service leads
   lone      the leader alone is ready, in Kubernetes' eyes, too
+  stood     they elect one, or have: who is told to end still gives back what it has, so that its permissions stay
   scraped   the Service by which Prometheus finds them
   http      the port that the proxy listens on
   auth      who reads metrics shows a token
@@ -41,6 +42,7 @@ priority: {{ $priority }}
 elect: {{ $elect }}
 front: {{ $front }}
 lone: {{ and $elect (ne $mode "service") (not $front) }}
+stood: {{ or $elect (not (or $priority (eq $mode "alone"))) }}
 scraped: {{ $front | ternary (printf "%s-metrics" $name) $name }}
 http: {{ $http | int }}
 auth: {{ and $r.monitoring.prometheus.auth.enabled (ne "false" (get $flags "metrics-endpoint-auth" | toString)) }}
