@@ -58,6 +58,7 @@ e2e: build ## the real parts: SDKs, Envoy, Prometheus, Chromium, libzmq, tokeniz
 	scripts/install-helm.sh
 	scripts/install-crds.sh
 	scripts/install-kube.sh
+	scripts/install-kube-controllers.sh
 	PENSTOCK_ZMQ_PYTHON=$$(scripts/install-zmq.sh)/venv/bin/python go test -count=1 -run=Libzmq ./source/kvevents
 	PENSTOCK_TOKENIZERS_PYTHON=$$(scripts/install-tokenizers.sh)/venv/bin/python PENSTOCK_VLLM_PYTHON=$$(scripts/install-vllm.sh)/venv/bin/python \
 		go test -count=1 -timeout=40m -run=Parity ./tokens

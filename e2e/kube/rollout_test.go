@@ -326,7 +326,7 @@ func (c *Cluster) releaseBehindGateway(t *testing.T) {
 	l.More(t, 40)
 	r.until("deployment/pool-epp", "{.status.readyReplicas}", "2")
 	leader = r.leads(f, leader)
-	whole(t, l)
+	l.whole(t)
 
 	// A crash.
 	l = Traffic(t, r.http, 8, 8, nil)
@@ -354,7 +354,7 @@ func (c *Cluster) releaseBehindGateway(t *testing.T) {
 	t.Logf("after SIGTERM the service leads to the next after %v", time.Since(began).Round(10*time.Millisecond))
 	l.More(t, 40)
 	r.rolledOut()
-	whole(t, l)
+	l.whole(t)
 
 	// A permission that is missing is named, and the Service leads to the leader as soon as it is there.
 	r.Kubectl(t, "delete", "rolebinding", "-n", r.ns, "pool-epp-leader")
@@ -390,7 +390,7 @@ func (c *Cluster) releaseOfProxies(t *testing.T) {
 	r.Kubectl(t, "rollout", "restart", "-n", r.ns, "deployment/pool-epp")
 	r.rolledOut()
 	l.More(t, 40)
-	whole(t, l)
+	l.whole(t)
 	r.leads(f, leader)
 	r.Kubectl(t, "wait", "--for=delete", "pod/"+leader, "-n", r.ns, "--timeout=120s") // also where clients kept their connections
 }
@@ -454,7 +454,7 @@ func (c *Cluster) releaseLife(t *testing.T) {
 	})
 	l.More(t, 40)
 	r.leads(f, "")
-	whole(t, l)
+	l.whole(t)
 
 	r.values = append(r.values, "router.epp.replicas=2")
 	r.helm("upgrade", "--wait", "--timeout=240s")
