@@ -96,6 +96,17 @@ func (r *release) until(object, path, want string) {
 	})
 }
 
+// lossless ends a load of which nothing may have been lost. Several pickers have served it, and those that have ended cannot be
+// asked any more what they counted.
+func (r *release) lossless(l *Load) {
+	r.t.Helper()
+	all := l.Stop()
+	r.t.Log(all)
+	if len(all.Lost()) > 0 {
+		r.t.Error("requests were lost that could have been served")
+	}
+}
+
 // rolledOut waits as an operator does.
 func (r *release) rolledOut() {
 	r.t.Helper()
@@ -326,7 +337,7 @@ func (c *Cluster) releaseBehindGateway(t *testing.T) {
 	l.More(t, 40)
 	r.until("deployment/pool-epp", "{.status.readyReplicas}", "2")
 	leader = r.leads(f, leader)
-	l.whole(t)
+	r.lossless(l)
 
 	// A crash.
 	l = Traffic(t, r.http, 8, 8, nil)
@@ -354,7 +365,7 @@ func (c *Cluster) releaseBehindGateway(t *testing.T) {
 	t.Logf("after SIGTERM the service leads to the next after %v", time.Since(began).Round(10*time.Millisecond))
 	l.More(t, 40)
 	r.rolledOut()
-	l.whole(t)
+	r.lossless(l)
 
 	// A permission that is missing is named, and the Service leads to the leader as soon as it is there.
 	r.Kubectl(t, "delete", "rolebinding", "-n", r.ns, "pool-epp-leader")
@@ -390,7 +401,7 @@ func (c *Cluster) releaseOfProxies(t *testing.T) {
 	r.Kubectl(t, "rollout", "restart", "-n", r.ns, "deployment/pool-epp")
 	r.rolledOut()
 	l.More(t, 40)
-	l.whole(t)
+	r.lossless(l)
 	r.leads(f, leader)
 	r.Kubectl(t, "wait", "--for=delete", "pod/"+leader, "-n", r.ns, "--timeout=120s") // also where clients kept their connections
 }
@@ -454,7 +465,7 @@ func (c *Cluster) releaseLife(t *testing.T) {
 	})
 	l.More(t, 40)
 	r.leads(f, "")
-	l.whole(t)
+	r.lossless(l)
 
 	r.values = append(r.values, "router.epp.replicas=2")
 	r.helm("upgrade", "--wait", "--timeout=240s")

@@ -80,7 +80,7 @@ labels: {{- include "penstock.labels" (list $ (last .)) | nindent 2 }}
 {{- $r := .Values.router -}}
 {{- $file := printf "/config/%s" $r.epp.pluginsConfigFile -}}
 {{- $drain := printf "%ds" (sub $r.epp.terminationGracePeriodSeconds 10) -}}
-{{- $flags := dict "drain-timeout" $drain "metrics-endpoint-auth" $is.auth -}}
+{{- $flags := dict "drain-timeout" $drain "metrics-endpoint-auth" $is.auth "tracing" $r.tracing.enabled -}}
 {{- if eq $is.mode "alone" -}}
 {{-   $flags = merge $flags (dict "kube" true "filename" $file "http" (printf ":%v" $is.http) "extproc" "off" "metrics" ":9090" "health" (printf ":%v" $r.epp.grpcHealthPort)) -}}
 {{- else -}}
