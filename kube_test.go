@@ -64,6 +64,41 @@ func TestInClusterObjects(t *testing.T) {
 	}
 }
 
+// What is wrong with a rewrite is told of that rewrite, field by field; of two for one model the later is told so, and those that are wrong claim none.
+func TestInClusterRewrites(t *testing.T) {
+	rewrite := func(name, created, rules string) *kube.Object {
+		return &kube.Object{Kind: "InferenceModelRewrite", Namespace: "default", Name: name, Data: []byte(`{"apiVersion":"llm-d.ai/v1","kind":"InferenceModelRewrite",` +
+			`"metadata":{"namespace":"default","name":"` + name + `","creationTimestamp":"` + created + `"},"spec":{"poolRefs":[{"name":"pool"}],"rules":` + rules + `}}`)}
+	}
+	c, cfg, err := newCluster(&clusterFlags{namespace: "default", pool: "pool"}, options("default"), nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.again = func() error { cfg, _ = c.load(); return nil }
+	const m = `[{"matches":[{"model":{"value":"m"}}],"targets":`
+	verdicts := c.take(t.Context(), []*kube.Object{
+		rewrite("good", "2026-01-01T00:00:00Z", m+`[{"modelRewrite":"a","weight":1},{"modelRewrite":"b","weight":3}]}]`),
+		rewrite("later", "2026-01-02T00:00:00Z", m+`[{"modelRewrite":"c"}]}]`),
+		rewrite("none", "2025-01-01T00:00:00Z", m+`[]}]`),
+		rewrite("weight", "2025-01-01T00:00:00Z", m+`[{"modelRewrite":"a","weight":0},{"modelRewrite":"","weight":1000001}]}]`),
+		poolObject(),
+	})
+	want := []string{
+		"[pool] [] []",
+		`[] [] [spec.rules[0]: never decides on requests for "m" to pool pool: an earlier rule, of good, does]`,
+		"[] [spec.rules[0].targets: want at least one target] []",
+		"[] [spec.rules[0].targets[0].weight: want 1 to 1000000, got 0 spec.rules[0].targets[1].modelRewrite: is missing spec.rules[0].targets[1].weight: want 1 to 1000000, got 1000001] [spec.rules[0]: never decides on requests for \"m\" to pool pool: an earlier rule, of none, does]",
+	}
+	for i, w := range want {
+		if got := fmt.Sprint(verdicts[i].Pools, verdicts[i].Errors, verdicts[i].Warnings); got != w {
+			t.Errorf("%s:\ngot  %s\nwant %s", verdicts[i].Name, got, w)
+		}
+	}
+	if rules := cfg.Pools[0].Rewrites; len(rules) != 1 || len(rules[0].Targets) != 2 || rules[0].Targets[1].Weight != 3 {
+		t.Errorf("rules %+v", rules)
+	}
+}
+
 // A ConfigMap decides as it was while nothing was wrong with it; before, the picker is not ready.
 func TestInClusterConfigMap(t *testing.T) {
 	f := &clusterFlags{namespace: "default", pool: "pool", configMap: "default/conf"}
