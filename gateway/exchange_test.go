@@ -375,7 +375,7 @@ func TestSlotOfOneThatLeftIsClean(t *testing.T) {
 	text := strings.Repeat("word ", 500)
 	x, p, _ := r.place(t, nil, chat(text))
 	r.Store.SetEndpoints("test", nil)
-	r.Lanes()[p.Pool.ID].Plan.Placed(x.cycle, p.Endpoint) // as if it came after the departure
+	r.Lanes()[p.Pool].Plan.Placed(x.cycle, p.Endpoint) // as if it came after the departure
 	x.End(observe.Broken)
 	r.Store.SetEndpoints("test", []fleet.EndpointSpec{{ID: fleet.ID{Namespace: "default", Name: "new"}, Address: "10.0.0.9:8000"}})
 	x, _, _ = r.place(t, nil, chat(text))

@@ -49,8 +49,9 @@ type Header struct{ Name, Value string }
 
 // Placement is where a request goes, and what to change on the way.
 type Placement struct {
-	Pool     *fleet.Pool
-	Endpoint *fleet.Endpoint
+	Pool     fleet.ID
+	H2C      bool            // the pool's endpoints speak HTTP/2 without TLS
+	Endpoint *fleet.Endpoint // alone: the pool would keep its whole snapshot for as long as a stream is
 	// Destination lists the chosen endpoint and its fallbacks, ip:port by comma, in order.
 	Destination string
 	// Evictable tells that the request may be taken back; see [Exchange.OnEvict].

@@ -105,7 +105,7 @@ func (x *Exchange) identity() string {
 }
 
 func (x *Exchange) placement(pool *fleet.Pool, c *sched.Cycle) *Placement {
-	p := &Placement{Pool: pool, Endpoint: x.order[0], Destination: x.order[0].Address, Evictable: x.evictee != nil && x.out.Priority < 0}
+	p := &Placement{Pool: pool.ID, H2C: pool.H2C, Endpoint: x.order[0], Destination: x.order[0].Address, Evictable: x.evictee != nil && x.out.Priority < 0}
 	x.placed = p
 	if n := min(x.told, len(x.order)); n > 1 {
 		var b strings.Builder

@@ -89,7 +89,7 @@ var errStale = errors.New("kept connection was dead")
 // try sends the request to one endpoint and passes its answer on. An error means that nothing
 // of an answer has reached the client.
 func (c *call) try(ep *fleet.Endpoint, fresh bool) error {
-	if c.placed.Pool != nil && c.placed.Pool.H2C {
+	if c.placed.H2C {
 		return c.tryH2C(ep)
 	}
 	cn, err := c.s.pool.get(c.ctx, ep.Address, fresh)

@@ -109,7 +109,7 @@ func (x *told) Place(ctx context.Context) (*gateway.Placement, *gateway.Refusal)
 	if len(x.s.endpoints) == 0 {
 		return nil, x.Unavailable()
 	}
-	return &gateway.Placement{Pool: &fleet.Pool{H2C: x.s.h2c}, Endpoint: x.s.endpoints[0], Set: x.s.set, Remove: x.s.remove}, nil
+	return &gateway.Placement{H2C: x.s.h2c, Endpoint: x.s.endpoints[0], Set: x.s.set, Remove: x.s.remove}, nil
 }
 
 func (x *told) OnEvict(gateway.Evictee)   {}
