@@ -22,6 +22,9 @@ func (x *Exchange) Answer(status int, h Headers) []Header {
 	var added []Header
 	if x.order != nil {
 		added = x.answered(status)
+		x.order[0] = x.order[x.at] // the others would be kept as they are now
+		clear(x.order[1:])
+		x.order, x.at = x.order[:1], 0
 	}
 	x.release()
 	x.watch(h)

@@ -13,12 +13,14 @@ import (
 	"log/slog"
 	"net/http/httptest"
 	"net/netip"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
+	"weak"
 
 	"github.com/penstock-project/penstock/fleet"
 	"github.com/penstock-project/penstock/flow"
@@ -597,4 +599,41 @@ func BenchmarkPlace(b *testing.B) {
 			}
 		})
 	}
+}
+
+// But for what its decision saw, a long stream keeps the endpoint that serves it, and neither the pool nor the endpoints beside
+// it as they were when it began.
+func TestStreamKeepsItsEndpointAlone(t *testing.T) {
+	r := newRig(t, 8, slog.LevelInfo)
+	x, p, _ := r.place(t, nil, chat("hello"))
+	x.Answer(200, headers{"content-type": "text/event-stream"})
+	pool := weak.Make(r.Store.Load().Pools[0])
+	var others []weak.Pointer[fleet.Endpoint]
+	for _, e := range r.endpoints() {
+		if e.Address != p.Destination {
+			others = append(others, weak.Make(e))
+		}
+	}
+	for range 2 { // what else remembers a snapshot, remembers the last
+		for _, e := range r.endpoints() {
+			r.Store.Tell(e.ID, e.Load, fleet.Reading{Waiting: fleet.Signal{At: time.Now()}})
+		}
+		r.Store.Flush()
+		y, _, _ := r.place(t, nil, chat("another"))
+		y.End(observe.Complete)
+	}
+	x.forget()
+	runtime.GC()
+	runtime.GC()
+	kept := 0
+	for _, e := range others {
+		if e.Value() != nil {
+			kept++
+		}
+	}
+	if pool.Value() != nil || kept > 0 {
+		t.Errorf("the pool is kept: %v, and %d other endpoints", pool.Value() != nil, kept)
+	}
+	x.End(observe.Complete)
+	runtime.KeepAlive(p)
 }
