@@ -11,6 +11,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -188,10 +189,17 @@ func (k *Kubelet) running(t testing.TB, namespace, name string) *pod {
 	return p
 }
 
-// Crash kills a pod's processes. They start again in the same pod, with the same address.
+// Crash kills a pod's processes, and returns when they have ended. They start again in the same pod, with the same address.
 func (k *Kubelet) Crash(t testing.TB, namespace, name string) {
 	t.Helper()
-	k.running(t, namespace, name).kill()
+	p := k.running(t, namespace, name)
+	p.mu.Lock()
+	processes := slices.Clone(p.processes)
+	p.mu.Unlock()
+	p.kill()
+	for _, x := range processes {
+		<-x.done
+	}
 }
 
 // Signal sends a signal to a pod's processes.

@@ -86,17 +86,19 @@ func (c *Cluster) pickerEnds(t *testing.T, signal syscall.Signal, standby bool) 
 	l := Traffic(t, s.http, streams, 30, nil)
 	s.serves(l, want...)
 
-	ended := time.Now()
+	began := time.Now()
+	ended := began
 	if signal == syscall.SIGTERM {
 		s.Kubectl(t, "delete", "pod", "-n", s.ns, leader, "--wait=false")
 	} else {
 		s.Crash(t, s.ns, leader)
+		ended = time.Now() // what came before was in its hands
 	}
 	var took time.Duration
 	switch {
 	case standby:
 		rig.Eventually(t, "the standby to lead", func() error { return s.ready(other) })
-		took = time.Since(ended)
+		took = time.Since(began)
 		if signal == syscall.SIGKILL && !strings.Contains(s.Logs(s.ns, other), "the leader is gone: its health port was closed") {
 			t.Error("the standby has waited for the lease to run out")
 		}
