@@ -353,9 +353,12 @@ func plain(t testing.TB, config string) string {
 	return string(b)
 }
 
-// TestKustomize: the base is what the chart gives, and kustomize takes it and the example over it.
+// TestKustomize: the bases are what the chart gives, and kustomize takes them and the example over one.
 func TestKustomize(t *testing.T) {
-	base := must(t, "", helm(t, "template", "pool", chart, "--namespace=penstock", "-f="+root+"/deploy/kustomize/base/values.yaml")...)
-	base = regexp.MustCompile(`(?m)^ *(helm\.sh/chart|app\.kubernetes\.io/managed-by):.*\n|^# Source: .*\n`).ReplaceAllString(base, "")
-	golden(t, root+"/deploy/kustomize/base/penstock.yaml", "# SPDX-License-Identifier: Apache-2.0\n# Made by TestKustomize of e2e/deploy: go test ./deploy -update in e2e.\n"+base)
+	for _, base := range []string{"base", "standby"} {
+		folder := root + "/deploy/kustomize/" + base
+		text := must(t, "", helm(t, "template", "pool", chart, "--namespace=penstock", "-f="+folder+"/values.yaml")...)
+		text = regexp.MustCompile(`(?m)^ *(helm\.sh/chart|app\.kubernetes\.io/managed-by):.*\n|^# Source: .*\n`).ReplaceAllString(text, "")
+		golden(t, folder+"/penstock.yaml", "# SPDX-License-Identifier: Apache-2.0\n# Made by TestKustomize of e2e/deploy: go test ./deploy -update in e2e.\n"+text)
+	}
 }

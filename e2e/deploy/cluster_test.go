@@ -114,7 +114,7 @@ func TestAPIServer(t *testing.T) {
 			try(t, string(b), "-n", "llm-d-fleet")
 		}
 	})
-	for _, folder := range []string{"base", "example"} {
+	for _, folder := range []string{"base", "standby", "example"} {
 		t.Run("kustomize/"+folder, func(t *testing.T) {
 			manifest, _ := do(t, "", "kustomize", filepath.Join(root, "deploy/kustomize", folder))
 			if !strings.Contains(manifest, "kind: InferencePool") {
