@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/encoding/gzip"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
@@ -60,6 +61,9 @@ func TestHealth(t *testing.T) {
 		if r, err := c.Check(ctx, &grpc_health_v1.HealthCheckRequest{Service: "liveness"}); err != nil || r.Status != serving {
 			t.Errorf("liveness is %v, %v", r, err)
 		}
+		if r, err := c.Check(ctx, &grpc_health_v1.HealthCheckRequest{}, grpc.UseCompressor(gzip.Name)); err != nil || r.Status != want {
+			t.Errorf("ready %v: asked with gzip it is %v, %v", now, r, err)
+		}
 		list, err := c.List(ctx, &grpc_health_v1.HealthListRequest{})
 		if err != nil || len(list.GetStatuses()) != 5 || list.GetStatuses()["liveness"].Status != serving || list.GetStatuses()[Service].Status != want {
 			t.Errorf("list is %v, %v", list, err)
@@ -76,8 +80,10 @@ func TestHealthOnTheDoor(t *testing.T) {
 	r := newRig(t, newFake(0), Options{HealthChecking: true})
 	c := grpc_health_v1.NewHealthClient(r.conn)
 	for _, want := range []grpc_health_v1.HealthCheckResponse_ServingStatus{serving, notServing} {
-		if h, err := c.Check(t.Context(), &grpc_health_v1.HealthCheckRequest{}); err != nil || h.Status != want {
-			t.Errorf("got %v, %v, want %v", h, err, want)
+		for _, opts := range [][]grpc.CallOption{nil, {grpc.UseCompressor(gzip.Name)}} {
+			if h, err := c.Check(t.Context(), &grpc_health_v1.HealthCheckRequest{Service: Service}, opts...); err != nil || h.Status != want {
+				t.Errorf("got %v, %v, want %v", h, err, want)
+			}
 		}
 		r.server.draining = func() bool { return true }
 	}

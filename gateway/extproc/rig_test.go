@@ -88,10 +88,10 @@ func (r *rig) close() {
 }
 
 // open begins a stream.
-func (r *rig) open() *call {
+func (r *rig) open(opts ...grpc.CallOption) *call {
 	r.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	stream, err := r.client.Process(ctx)
+	stream, err := r.client.Process(ctx, opts...)
 	if err != nil {
 		r.t.Fatal(err)
 	}

@@ -14,7 +14,9 @@ import (
 	corev3 "github.com/envoyproxy/go-control-plane/envoy/config/core/v3"
 	filterv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/filters/http/ext_proc/v3"
 	extprocv3 "github.com/envoyproxy/go-control-plane/envoy/service/ext_proc/v3"
+	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/encoding/gzip"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/structpb"
 
@@ -62,9 +64,9 @@ func TestPost(t *testing.T) {
 		{"ends with trailers", 100_000, 30_000, false, true},
 		{"nothing but trailers", 0, 1, false, true},
 	} {
-		t.Run(c.name, func(t *testing.T) {
+		post := func(t *testing.T, opts ...grpc.CallOption) {
 			r := newRig(t, newFake(0), Options{})
-			call := r.open()
+			call := r.open(opts...)
 			body := text(c.size)
 			call.send(reqHeadersMsg(false))
 			var messages []*extprocv3.ProcessingRequest
@@ -102,7 +104,12 @@ func TestPost(t *testing.T) {
 			if x.head.Method != "POST" || x.head.Path != "/v1/chat/completions" || x.head.HasSubset {
 				t.Errorf("the gateway saw head %+v", x.head)
 			}
-		})
+		}
+		t.Run(c.name, func(t *testing.T) { post(t) })
+		if c.size > 1<<20 {
+			continue
+		}
+		t.Run(c.name+", compressed", func(t *testing.T) { post(t, grpc.UseCompressor(gzip.Name)) })
 	}
 }
 

@@ -157,6 +157,7 @@ func (c *conn) open() (reader bool, err error) {
 		c.mu.Unlock()
 		return true, c.flood(1)
 	}
+	s.zips = b.get("grpc-encoding") == zipped
 	c.streams[b.id] = s
 	if timeout >= 0 {
 		s.deadline = time.Now().Add(timeout)
@@ -203,7 +204,7 @@ func (s *Stream) expire() (reader bool) {
 	return s.c.failStream(s, &Status{DeadlineExceeded, "context deadline exceeded"})
 }
 
-// notGRPC gives the answer to a request that is none of gRPC, as the specification has it. It also
+// notGRPC gives the answer to a request that is none of gRPC, or of none that we know, as the specification has it. It also
 // reads the timeout, which is negative if there is none.
 func (c *conn) notGRPC() (timeout time.Duration, answer []byte) {
 	b := &c.block
@@ -219,6 +220,12 @@ func (c *conn) notGRPC() (timeout time.Duration, answer []byte) {
 		if timeout, ok = parseTimeout(v); !ok {
 			return 0, refusal(400, &Status{Internal, fmt.Sprintf("malformed grpc-timeout: %q", v)})
 		}
+	}
+	switch v := b.get("grpc-encoding"); v {
+	case "", identity, zipped:
+	default:
+		status := &Status{Unimplemented, fmt.Sprintf("grpc: Decompressor is not installed for grpc-encoding %q", v)}
+		return 0, append(refusal(200, status), acceptEncoding...)
 	}
 	return timeout, nil
 }

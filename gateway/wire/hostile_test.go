@@ -4,9 +4,12 @@ package wire
 
 import (
 	"bytes"
+	"compress/gzip"
 	"context"
+	"encoding/binary"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -79,7 +82,7 @@ func (p *peer) end() string {
 		case *http2.HeadersFrame:
 			var b strings.Builder
 			dec := hpack.NewDecoder(4096, func(f hpack.HeaderField) {
-				if f.Name == ":status" || f.Name == "grpc-status" {
+				if f.Name == ":status" || f.Name == "grpc-status" || f.Name == "grpc-accept-encoding" {
 					b.WriteString(" " + f.Value)
 				}
 			})
@@ -98,6 +101,23 @@ func (p *peer) end() string {
 func (p *peer) last() { p.WritePing(false, [8]byte{'l', 'a', 's', 't'}) }
 
 func message(n int) []byte { return append([]byte{0, 0, 0, byte(n >> 8), byte(n)}, make([]byte, n)...) }
+
+// framed is a message as it is sent.
+func framed(flag byte, b []byte) []byte {
+	return append(binary.BigEndian.AppendUint32([]byte{flag}, uint32(len(b))), b...)
+}
+
+// gzipped is a message that is compressed.
+func gzipped(b []byte) []byte {
+	var to bytes.Buffer
+	w := gzip.NewWriter(&to)
+	w.Write(b)
+	w.Close()
+	return framed(1, to.Bytes())
+}
+
+// text is n bytes that are worth compressing.
+func text(n int) []byte { return bytes.Repeat([]byte("to be or not to be "), n/19+1)[:n] }
 
 func TestHostile(t *testing.T) {
 	_, addr, _ := start(t, Options{StreamWindow: 65535, ConnWindow: 100_000, MaxStreams: 3, MaxHeaders: 8 << 10, MaxResets: 100,
@@ -132,7 +152,55 @@ func TestHostile(t *testing.T) {
 		{"trailers", func(p *peer) { p.open(1, false); h(p, 1, p.fields("a", "b"), true) }, "status 200 0"},
 		{"trailers without an end", func(p *peer) { p.open(1, false); h(p, 1, p.fields("a", "b"), false) }, "RST PROTOCOL_ERROR"},
 		{"cut off message", func(p *peer) { p.open(1, false); p.WriteData(1, true, message(5)[:7]) }, "status 200 13"},
-		{"compressed", func(p *peer) { p.open(1, false); p.WriteData(1, false, []byte{1, 0, 0, 0, 0}) }, "status 200 12"},
+		{"compressed without a word", func(p *peer) { p.open(1, false); p.WriteData(1, false, []byte{1, 0, 0, 0, 0}) }, "status 200 13"},
+		{"compressed with identity", func(p *peer) {
+			p.open(1, false, "grpc-encoding", "identity")
+			p.WriteData(1, false, gzipped(text(100)))
+		}, "status 200 13"},
+		{"compressed in an odd way", func(p *peer) { p.open(1, false, "grpc-encoding", "zstd") }, "status 200 12 identity,gzip"},
+		{"compressed", func(p *peer) { p.open(1, false, "grpc-encoding", "gzip"); p.WriteData(1, true, gzipped(text(100))) }, "status 0"},
+		{"compressed or not", func(p *peer) {
+			p.open(1, false, "grpc-encoding", "gzip")
+			p.WriteData(1, true, slices.Concat(message(5), gzipped(nil), message(0), gzipped(text(9000)), message(7)))
+		}, "status 0"},
+		{"compressed byte by byte", func(p *peer) {
+			p.open(1, false, "grpc-encoding", "gzip")
+			for _, b := range gzipped(text(100)) {
+				p.WriteData(1, false, []byte{b})
+			}
+			p.WriteData(1, true, nil)
+		}, "status 0"},
+		{"compressed in members", func(p *peer) {
+			p.open(1, false, "grpc-encoding", "gzip")
+			b := slices.Concat(gzipped(text(10))[5:], gzipped(text(20))[5:])
+			p.WriteData(1, true, framed(1, b))
+		}, "status 0"},
+		{"not compressed", func(p *peer) {
+			p.open(1, false, "grpc-encoding", "gzip")
+			p.WriteData(1, false, framed(1, []byte("not of gzip")))
+		}, "status 200 13"},
+		{"compressed to nothing", func(p *peer) { p.open(1, false, "grpc-encoding", "gzip"); p.WriteData(1, true, framed(1, nil)) }, "status 200 13"},
+		{"compressed and cut off", func(p *peer) {
+			p.open(1, false, "grpc-encoding", "gzip")
+			b := gzipped(text(100))[5:]
+			p.WriteData(1, false, framed(1, b[:len(b)-6]))
+		}, "status 200 13"},
+		{"compressed and changed", func(p *peer) {
+			p.open(1, false, "grpc-encoding", "gzip")
+			b := gzipped(text(100))
+			b[len(b)-8]++ // of the sum
+			p.WriteData(1, false, b)
+		}, "status 200 13"},
+		{"bomb", func(p *peer) {
+			p.open(1, false, "grpc-encoding", "gzip")
+			p.WriteData(1, false, gzipped(make([]byte, 8<<20)))
+		}, "status 200 8"},
+		{"bomb that denies it", func(p *peer) {
+			p.open(1, false, "grpc-encoding", "gzip")
+			b := gzipped(make([]byte, 8<<20))
+			copy(b[len(b)-4:], "\x01\x00\x00\x00")
+			p.WriteData(1, false, b)
+		}, "status 200 8"},
 		{"odd flag", func(p *peer) { p.open(1, false); p.WriteData(1, false, []byte{7, 0, 0, 0, 0}) }, "status 200 13"},
 		{"4 GiB message", func(p *peer) { p.open(1, false); p.WriteData(1, false, []byte{0, 255, 255, 255, 255, 1, 2}) }, "status 200 8"},
 		{"GET", func(p *peer) {
@@ -450,6 +518,13 @@ func FuzzConn(f *testing.F) {
 		p.WriteWindowUpdate(0, 5)
 		p.WriteGoAway(1, 0, nil)
 	}), 1)
+	f.Add(frame(func(p *peer) {
+		p.open(1, false, "grpc-encoding", "gzip")
+		p.WriteData(1, false, gzipped(text(300)))
+		p.WriteData(1, true, slices.Concat(gzipped(nil), message(4)))
+		p.open(3, false, "grpc-encoding", "gzip")
+		p.WriteData(3, false, gzipped(make([]byte, 1<<17)))
+	}), 90)
 	f.Fuzz(func(t *testing.T, b []byte, cut int) {
 		srv := New(Options{MaxMessage: 1 << 16, StreamWindow: 1 << 16, MaxHeaders: 1 << 12, Handler: &funcs{message: func(s *Stream, m *Message) {
 			if m.Len%3 == 1 {

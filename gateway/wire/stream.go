@@ -52,6 +52,7 @@ var (
 // event is something to tell a receiver.
 type event struct {
 	kind   eventKind
+	zipped bool
 	pieces []Piece
 	n      int
 	why    error
@@ -80,6 +81,7 @@ type Stream struct {
 	partSize int
 	part     []Piece
 	packing  bool // the last of part is for more to be copied to
+	zips     bool // messages may be compressed
 	msg      Message
 
 	// The rest is guarded by c.mu.
@@ -280,6 +282,10 @@ func (s *Stream) Detach() {
 func (s *Stream) call(e *event) {
 	switch e.kind {
 	case evMessage:
+		if e.zipped {
+			s.callZipped(e)
+			return
+		}
 		s.msg = Message{Pieces: e.pieces, Len: e.n}
 		s.r.Message(s, &s.msg)
 		freeAll(e.pieces)
@@ -410,7 +416,7 @@ func (c *conn) take(s *Stream) (reader bool) {
 			}
 			s.packing = false
 			s.need, s.partSize = int(binary.BigEndian.Uint32(s.head[1:])), 0
-			if status := c.srv.acceptable(s.head[0], s.need); status != nil {
+			if status := s.acceptable(s.head[0], s.need); status != nil {
 				d.s = nil // the rest is skipped
 				return c.failStream(s, status)
 			}
@@ -439,7 +445,7 @@ func (c *conn) tell(s *Stream) (reader bool) {
 	for i := range part {
 		part[i].P = slices.Clip(part[i].P)
 	}
-	if !c.deliver(s, event{kind: evMessage, pieces: part, n: s.partSize}) {
+	if !c.deliver(s, event{kind: evMessage, zipped: s.head[0] == 1, pieces: part, n: s.partSize}) {
 		return false
 	}
 	if !s.awayNow() {
@@ -501,14 +507,15 @@ func (s *Stream) pack(p []byte) {
 }
 
 // acceptable tells whether a message may come in.
-func (s *Server) acceptable(flag byte, n int) *Status {
+func (s *Stream) acceptable(flag byte, n int) *Status {
+	limit := s.c.srv.opt.MaxMessage
 	switch {
-	case flag == 1:
-		return &Status{Unimplemented, "grpc: compressed messages are not supported"}
-	case flag != 0:
+	case flag == 1 && !s.zips:
+		return &Status{Internal, "grpc: compressed flag set with identity or empty encoding"}
+	case flag > 1:
 		return &Status{Internal, fmt.Sprintf("grpc: received unexpected payload format %d", flag)}
-	case n > s.opt.MaxMessage:
-		return &Status{ResourceExhausted, fmt.Sprintf("grpc: received message larger than max (%d vs. %d)", n, s.opt.MaxMessage)}
+	case n > limit:
+		return &Status{ResourceExhausted, fmt.Sprintf("grpc: received message larger than max (%d vs. %d)", n, limit)}
 	}
 	return nil
 }
