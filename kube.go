@@ -77,6 +77,7 @@ type cluster struct {
 
 	mu       sync.Mutex
 	objects  []*kube.Object
+	told     bool                // they are in force
 	texts    map[string]fleet.ID // the ConfigMaps of the last reading, by the names of their documents
 	tried    map[fleet.ID]config.Document
 	good     map[fleet.ID]config.Document // by ConfigMap, the last text that was in force
@@ -204,12 +205,13 @@ func agent() string {
 // take puts objects into force and says what became of them.
 func (c *cluster) take(_ context.Context, list []*kube.Object) []kube.Verdict {
 	c.mu.Lock()
+	same := c.told && slices.EqualFunc(c.objects, list, func(a, b *kube.Object) bool {
+		return a.String() == b.String() && bytes.Equal(a.Data, b.Data) // a status, such as our own, changes nothing
+	})
 	c.objects = list
 	c.mu.Unlock()
-	if err := c.again(); err == nil {
-		c.keep()
-	} else if c.refuse(err) && c.again() == nil { // with the texts of before
-		c.keep()
+	if !same {
+		c.force()
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -233,6 +235,20 @@ func (c *cluster) take(_ context.Context, list []*kube.Object) []kube.Verdict {
 		verdicts = append(verdicts, v)
 	}
 	return verdicts
+}
+
+// force puts the objects into force, with the texts of before where those of now cannot be.
+func (c *cluster) force() {
+	err := c.again()
+	if err != nil && c.refuse(err) {
+		err = c.again()
+	}
+	if err == nil {
+		c.keep()
+	}
+	c.mu.Lock()
+	c.told = err == nil
+	c.mu.Unlock()
 }
 
 // keep remembers the texts that are in force now.

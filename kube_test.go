@@ -177,6 +177,34 @@ func TestInClusterRefused(t *testing.T) {
 	}
 }
 
+// What changes nothing, such as a status, is not read again.
+func TestInClusterSame(t *testing.T) {
+	c, _, err := newCluster(&clusterFlags{namespace: "default", pool: "pool"}, options("default"), nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reads := 0
+	var fails error
+	c.again = func() error { reads++; c.load(); return fails }
+	take := func(name string) {
+		o := objectiveObject(name, `{"priority":7,"poolRefs":[{"name":"pool"}]}`)
+		o.Status = map[string]any{"is": reads}
+		if v := c.take(t.Context(), []*kube.Object{o, poolObject()}); v[0].Object != o || !slices.Equal(v[0].Pools, []string{"pool"}) {
+			t.Errorf("got %+v", v[0])
+		}
+	}
+	for _, step := range []struct {
+		name  string
+		fails error
+		reads int
+	}{{"a", nil, 1}, {"a", nil, 1}, {"b", nil, 2}, {"c", errors.New("x"), 3}, {"c", nil, 4}, {"c", nil, 4}} {
+		fails = step.fails
+		if take(step.name); reads != step.reads {
+			t.Errorf("%v: read %d times", step, reads)
+		}
+	}
+}
+
 // A pool that is not here may be another picker's: the log need not know.
 func TestInClusterElsewhere(t *testing.T) {
 	c, _, err := newCluster(&clusterFlags{namespace: "default", pool: "pool"}, options("default"), nil, nil)
