@@ -183,7 +183,7 @@ func (s *objects) missing(ctx context.Context, err error) {
 	case err != nil || !s.optional:
 		s.c.opt.Log.Warn(trouble)
 	default:
-		s.c.opt.Log.Info(trouble + "; when it is, its objects count")
+		s.c.opt.Log.Warn("cannot list " + resource + ": " + trouble + "; once it is, its objects count")
 	}
 	s.c.wakeObjects()
 }

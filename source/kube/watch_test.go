@@ -61,7 +61,7 @@ func TestExpired(t *testing.T) {
 	s.with(func() { s.mute = false })
 	s.drop()
 	w.until("what is there", w.endpoints("a", "e1-rank-0=10.1.0.2:8000"))
-	if got := w.log.of("level=WARN"); len(got) > 0 {
+	if got := w.log.of("level=WARN", "pods"); len(got) > 0 {
 		t.Errorf("it warned %v", got)
 	}
 	for k := range w.failed {
