@@ -316,7 +316,7 @@ func (c *Cluster) releaseBehindGateway(t *testing.T) {
 	l := Traffic(t, r.http, 8, 8, nil)
 	l.More(t, 20)
 
-	// What others do to the slice is put right.
+	// What others do to the slice is put right. Until it is, a moment later, the Gateway knows nobody to ask.
 	r.Kubectl(t, "delete", "endpointslice", "-n", r.ns, "pool-epp-leader")
 	rig.Eventually(t, "the slice to be there again", func() error {
 		if got := f.leads(); len(got) != 1 {
@@ -327,7 +327,10 @@ func (c *Cluster) releaseBehindGateway(t *testing.T) {
 	r.Kubectl(t, "patch", "endpointslice", "-n", r.ns, "pool-epp-leader", "--type=json", "-p", `[{"op":"replace","path":"/endpoints/0/addresses/0","value":"10.244.99.99"}]`)
 	r.leads(f, "")
 	l.More(t, 20)
+	t.Log("while others changed the slice: ", l.Stop())
 
+	l = Traffic(t, r.http, 8, 8, nil)
+	l.More(t, 20)
 	for range 2 {
 		began := time.Now()
 		r.Kubectl(t, "rollout", "restart", "-n", r.ns, "deployment/pool-epp")
