@@ -24,11 +24,17 @@ func Promtool(t testing.TB) string {
 // Scrape starts a Prometheus that scrapes the metrics address of a gateway.
 func Scrape(t testing.TB, target string) *Prometheus {
 	t.Helper()
+	return ScrapeJobs(t, fmt.Sprintf("- job_name: penstock\n  static_configs: [{targets: [%q]}]\n", target))
+}
+
+// ScrapeJobs starts a Prometheus with these scrape_configs.
+func ScrapeJobs(t testing.TB, jobs string) *Prometheus {
+	t.Helper()
 	program := filepath.Join(Tool(t, "install-prometheus.sh"), "usr", "bin", "prometheus")
 	dir := t.TempDir()
 	conf := filepath.Join(dir, "prometheus.yml")
-	text := fmt.Sprintf("global: {scrape_interval: 500ms, scrape_timeout: 500ms, evaluation_interval: 1s}\nrule_files: [%q]\nscrape_configs:\n- job_name: penstock\n  static_configs: [{targets: [%q]}]\n",
-		filepath.Join(Root(), "deploy", "prometheus", "alerts.yaml"), target)
+	text := fmt.Sprintf("global: {scrape_interval: 500ms, scrape_timeout: 500ms, evaluation_interval: 1s}\nrule_files: [%q]\nscrape_configs:\n%s",
+		filepath.Join(Root(), "deploy", "prometheus", "alerts.yaml"), jobs)
 	if err := os.WriteFile(conf, []byte(text), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -78,6 +84,29 @@ func (p *Prometheus) Becomes(t testing.TB, expr string, want float64) {
 		}
 		return err
 	})
+}
+
+// Failures gives, by job, why the last scrape of its target failed: empty if it did not. A target that was not scraped yet is
+// not in it.
+func (p *Prometheus) Failures() (map[string]string, error) {
+	var answer struct {
+		Data struct {
+			ActiveTargets []struct {
+				Labels            map[string]string
+				Health, LastError string
+			}
+		}
+	}
+	if err := p.get("/api/v1/targets", &answer); err != nil {
+		return nil, err
+	}
+	out := map[string]string{}
+	for _, target := range answer.Data.ActiveTargets {
+		if target.Health != "unknown" {
+			out[target.Labels["job"]] = target.LastError
+		}
+	}
+	return out, nil
 }
 
 // Rules lists the health of each rule by its name.
