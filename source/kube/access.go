@@ -167,19 +167,20 @@ func (a *Access) ask(ctx context.Context, token string, who, key digest, verb, p
 	case slot <- struct{}{}:
 		defer func() { <-slot }()
 	case <-ctx.Done():
-		return a.unanswered(errors.New("too many tokens wait to be reviewed"), key)
+		return a.unanswered(errors.New("too many tokens wait to be reviewed"), who, key)
 	}
 	user, why, err := a.user(ctx, token, who)
 	switch {
 	case err != nil:
-		return a.unanswered(err, key)
+		return a.unanswered(err, who, key)
 	case user == nil:
+		a.allowed.drop(key)
 		return http.StatusUnauthorized, why
 	}
 	allowed, err := a.may(ctx, user, verb, path)
 	switch {
 	case err != nil:
-		return a.unanswered(err, key)
+		return a.unanswered(err, who, key)
 	case !allowed:
 		why := forbidden(user.Username, verb, path)
 		a.allowed.drop(key)
@@ -202,9 +203,10 @@ func (a *Access) user(ctx context.Context, token string, who digest) (u *authn.U
 	if !review.Status.Authenticated {
 		why := "the API server does not accept the bearer token: " + cmp.Or(review.Status.Error, "it is nobody's") + ". kubectl create token NAME makes one that is good for an hour"
 		a.users.drop(who)
-		a.bad.put(who, why, accessRefused, accessRefused)
+		a.bad.put(who, why, accessRefused, accessLately) // for as long as what it was let in to before
 		return nil, why, nil
 	}
+	a.bad.drop(who)
 	a.users.put(who, &review.Status.User, accessFresh, accessFresh)
 	return &review.Status.User, "", nil
 }
@@ -241,11 +243,16 @@ kubectl create clusterrole NAME --verb=%s --non-resource-url=%s
 kubectl create clusterrolebinding NAME --clusterrole=NAME %s`, user, verb, shown(path), path, verb, verb, shown(path), to)
 }
 
-// unanswered is what to do without an answer. Who was let in lately still is, where the API server is away.
-func (a *Access) unanswered(err error, key digest) (int, string) {
+// unanswered is what to do without an answer. Who was let in lately still is, where the API server is away, unless it has
+// said since that the token is nobody's.
+func (a *Access) unanswered(err error, who, key digest) (int, string) {
 	var not *notAllowed
 	if errors.As(err, &not) {
 		return http.StatusInternalServerError, not.Error()
+	}
+	if why, _, nobody := a.bad.get(who); nobody {
+		a.bad.spare(who, accessRefused)
+		return http.StatusUnauthorized, why
 	}
 	if _, _, known := a.allowed.get(key); known {
 		a.allowed.spare(key, accessRefused)

@@ -29,6 +29,7 @@ type reviewer struct {
 	mu            sync.Mutex
 	rules         map[string]bool // "user verb path"
 	forbidden     string          // a resource that we may not create
+	revoked       map[string]bool // tokens that are nobody's any more
 	away          bool            // nobody answers
 	takes         time.Duration   // for an answer
 	tokens        int             // reviews of tokens
@@ -83,6 +84,7 @@ func (s *reviewer) RoundTrip(r *http.Request) (*http.Response, error) {
 			return nil, fmt.Errorf("%s: %w", body, err)
 		}
 		user, ok := strings.CutPrefix(v.Spec.Token, "token-of-")
+		ok = ok && !s.revoked[v.Spec.Token]
 		v.Status.Authenticated, v.Status.User = ok, authn.UserInfo{Username: user, Groups: []string{"g"}, Extra: map[string]authn.ExtraValue{"pod": {"p"}}}
 		if !ok {
 			v.Status = authn.TokenReviewStatus{Error: "invalid bearer token"}
@@ -209,6 +211,37 @@ func TestAccessRemembers(t *testing.T) {
 		if !strings.Contains(log.String(), "says again") {
 			t.Errorf("nothing tells that it is over: %s", &log)
 		}
+	})
+}
+
+// A token that was found to be nobody's any more stays out where the API server is away, from all pages that it was let in
+// to lately, until the API server says otherwise.
+func TestAccessRevoked(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const token = "token-of-jane"
+		s := &reviewer{rules: map[string]bool{"jane get /metrics": true, "jane get /debug/fleet": true}, revoked: map[string]bool{}}
+		a := newAccess(t, s, io.Discard)
+		want := func(what, path string, status int) {
+			t.Helper()
+			if got, text := ask(t, a, "GET", path, "Bearer "+token); got != status {
+				t.Errorf("%s, %s: got %d %q, want %d", what, path, got, text, status)
+			}
+		}
+		want("at first", "/metrics", 0)
+		want("at first", "/debug/fleet", 0)
+		time.Sleep(accessFresh)
+		s.with(func() { s.revoked[token] = true })
+		want("revoked", "/metrics", 401)
+		time.Sleep(accessRefused)
+		s.with(func() { s.away = true })
+		want("revoked, and nobody to ask", "/metrics", 401)
+		want("revoked, and nobody to ask", "/debug/fleet", 401)
+		s.with(func() { s.away, s.revoked = false, nil })
+		time.Sleep(accessRefused)
+		want("good again", "/metrics", 0)
+		time.Sleep(accessFresh)
+		s.with(func() { s.away = true })
+		want("good again, and nobody to ask", "/metrics", 0)
 	})
 }
 
