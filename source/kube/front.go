@@ -225,7 +225,7 @@ func (f *Front) say(ctx context.Context) error {
 		}
 		ours = append(ours, slice.GetName())
 		if slices.ContainsFunc(there, func(u unstructured.Unstructured) bool {
-			return u.GetName() == slice.GetName() && equality.Semantic.DeepDerivative(slice.Object, u.Object)
+			return u.GetName() == slice.GetName() && says(&u, slice)
 		}) {
 			continue
 		}
@@ -237,6 +237,15 @@ func (f *Front) say(ctx context.Context) error {
 		return fmt.Errorf("it is for %v, and we listen at %v", service.Spec.IPFamilies, f.Addresses)
 	}
 	return f.remove(ctx, there, ours)
+}
+
+// says reports whether an EndpointSlice is what we want of it. What the API server adds does not count; further endpoints,
+// addresses and ports do.
+func says(u, want *unstructured.Unstructured) bool {
+	var is, ours discoveryv1.EndpointSlice
+	from := runtime.DefaultUnstructuredConverter.FromUnstructured
+	return from(u.Object, &is) == nil && from(want.Object, &ours) == nil && equality.Semantic.DeepDerivative(want.Object, u.Object) &&
+		len(is.Ports) == len(ours.Ports) && len(is.Endpoints) == 1 && len(is.Endpoints[0].Addresses) == 1
 }
 
 // remove deletes the slices by which a Service that had a selector before led to all pickers, and those of ours that are not

@@ -238,6 +238,17 @@ func TestFront(t *testing.T) {
 	})
 	s.until(t, "edited", ours)
 	s.change(func() {
+		s.slices["epp-leader"]["endpoints"] = append(s.slices["epp-leader"]["endpoints"].([]any), map[string]any{"addresses": []any{"10.0.0.8"}})
+		s.put("epp-leader", s.slices["epp-leader"])
+	})
+	s.until(t, "another beside us", ours)
+	s.change(func() {
+		addresses := s.slices["epp-leader"]["endpoints"].([]any)[0].(map[string]any)
+		addresses["addresses"] = append(addresses["addresses"].([]any), "10.0.0.8")
+		s.put("epp-leader", s.slices["epp-leader"])
+	})
+	s.until(t, "another address", ours)
+	s.change(func() {
 		s.slices["epp-leader"]["endpoints"].([]any)[0].(map[string]any)["conditions"].(map[string]any)["ready"] = false
 		s.put("epp-leader", s.slices["epp-leader"])
 	})
