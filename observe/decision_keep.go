@@ -178,15 +178,21 @@ func (k *decisions) copy(out *Outcome) *kept {
 	return r
 }
 
-// own is a copy of s of its own, cut at limit.
+// own is a copy of s of its own, cut at limit, which counts.
 func (r *kept) own(s string, limit int) string {
+	s = short(s, limit)
+	r.bytes += int64(len(s))
+	return s
+}
+
+// short is a copy of s of its own, cut at limit.
+func short(s string, limit int) string {
 	if len(s) > limit {
 		for limit > 0 && !utf8.RuneStart(s[limit]) {
 			limit--
 		}
 		s = s[:limit]
 	}
-	r.bytes += int64(len(s))
 	return strings.Clone(s)
 }
 

@@ -7,7 +7,6 @@ import (
 	"context"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -47,7 +46,9 @@ const topEndpoints = 3
 func storyOf(out *Outcome) *story {
 	s := &story{Outcome: *out}
 	s.Decision, s.Parts, s.Attempts = nil, nil, slices.Clone(out.Attempts)
-	s.Path = strings.Clone(out.Path)
+	for _, text := range []*string{&s.ID, &s.Model, &s.Target, &s.Tenant, &s.Path, &s.Message} { // clients', and many may wait
+		*text = short(*text, maxText)
+	}
 	d := out.Decision
 	if d == nil || d.Stages == nil {
 		return s

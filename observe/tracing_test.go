@@ -266,6 +266,17 @@ func TestCollectorTrouble(t *testing.T) {
 	})
 }
 
+// What waits for a collector is bounded, whatever clients write: some 2,000 paths of 256 KiB would be 512 MiB.
+func TestStoryBounded(t *testing.T) {
+	long := strings.Repeat("é", 128<<10)
+	s := storyOf(&Outcome{Labels: Labels{Model: long, Target: long, Tenant: long}, ID: long, Path: long, Message: long})
+	for i, text := range []string{s.Model, s.Target, s.Tenant, s.ID, s.Path, s.Message} {
+		if len(text) == 0 || len(text) > maxText || !strings.HasPrefix(long, text) || len(text)%2 != 0 {
+			t.Errorf("text %d has %d bytes, want at most %d, whole runes", i, len(text), maxText)
+		}
+	}
+}
+
 // Where the environment names no exporter nothing is traced, and what it says wrongly is told.
 func TestTracingEnvironment(t *testing.T) {
 	names := []string{"OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_SDK_DISABLED"}
