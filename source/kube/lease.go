@@ -515,9 +515,11 @@ func (e *Election) answers(who string, ready bool) {
 	if holder(e.lease) != who {
 		return
 	}
-	if e.gone, e.silent = "", ""; ready {
-		e.healthy, e.settled = time.Now(), true
+	e.silent = ""
+	if !ready { // one that is gone may have begun anew, and not lead yet
+		return
 	}
+	e.gone, e.healthy, e.settled = "", time.Now(), true
 	if e.alone {
 		e.alone = false
 		e.opt.Told(false)

@@ -375,6 +375,26 @@ func TestElection(t *testing.T) {
 			}
 			end(c)
 		}},
+		{"a crash while the API server is away, of one that is started again where it was", func(t *testing.T) {
+			c, leader, standby := two(t)
+			c.fail(errors.New("connection refused"))
+			time.Sleep(time.Minute)
+			leader.crash("")
+			within(t, "a crash", until(standby), aloneAfter, time.Second)
+			again := c.start("a", leader.address) // it answers, and does not know who leads
+			for range 600 {
+				time.Sleep(100 * time.Millisecond)
+				if c.leader() != standby {
+					t.Fatal("nobody leads")
+				}
+			}
+			c.fail(nil)
+			time.Sleep(time.Minute)
+			if c.leader() == nil {
+				t.Errorf("of %s and %s none leads", standby.address, again.address)
+			}
+			end(c)
+		}},
 		{"an API server that comes back deposes nobody", func(t *testing.T) {
 			c, leader, _ := two(t)
 			for _, away := range []time.Duration{5 * time.Second, 16 * time.Second, time.Minute} {
