@@ -146,6 +146,16 @@ func TestEPPMisused(t *testing.T) {
 	}
 }
 
+// Time does not run backwards.
+func TestEPPNegative(t *testing.T) {
+	for _, flag := range []string{"--drain-timeout=-5s", "--lame-duck=-1s"} {
+		var out bytes.Buffer
+		if code := dispatch(t.Context(), []string{"epp", "--pool-name=p", flag}, io.Discard, &out); code != 2 || !strings.Contains(out.String(), "must not be below 0") {
+			t.Errorf("%s: exit %d, %s", flag, code, &out)
+		}
+	}
+}
+
 // Flags of llm-d that have a say are heeded, and nothing is said of them.
 func TestEPPFlags(t *testing.T) {
 	noCluster(t)

@@ -326,7 +326,11 @@ func (c *cluster) load() (*config.Config, []config.Problem) {
 			problems = append(problems, config.Problem{Severity: config.Error, File: d.Name, Text: r.why})
 		}
 		if c.main.ID == id && cfg != nil && !wrong(problems, d.Name) && !slices.ContainsFunc(cfg.Pickers, func(p *config.Picker) bool { return p.File == d.Name }) {
-			problems = append(problems, config.Problem{Severity: config.Error, File: d.Name, Text: "holds no EndpointPickerConfig"})
+			text := "holds no EndpointPickerConfig"
+			if len(bytes.TrimSpace(d.Data)) == 0 {
+				text += ": there is no text under this key; --config-map NAMESPACE/NAME/KEY names another"
+			}
+			problems = append(problems, config.Problem{Severity: config.Error, File: d.Name, Text: text})
 		}
 		last, known := c.good[id]
 		switch {
@@ -348,6 +352,9 @@ func (c *cluster) load() (*config.Config, []config.Problem) {
 			}
 		}
 		cfg = again
+	}
+	if _, known := c.good[c.main.ID]; known && !slices.ContainsFunc(c.objects, c.main.Is) {
+		problems = append(problems, config.Problem{Severity: config.Error, File: c.main.String(), Text: "is gone: what it said last stays in force, until this process ends"})
 	}
 	for i := range problems {
 		if problems[i].Elsewhere { // such as of another picker
@@ -382,9 +389,7 @@ func (c *cluster) documents() (docs []config.Document) {
 		if o.Kind == "ConfigMap" {
 			main, blank := c.main.Is(o), len(bytes.TrimSpace(o.Data)) == 0
 			switch {
-			case main && blank:
-				d.Data = []byte("the ConfigMap has no text under this key")
-			case blank:
+			case blank && !main:
 				continue // it is not about us
 			case !main:
 				d.Picker = o.Name

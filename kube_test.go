@@ -122,11 +122,13 @@ func TestInClusterConfigMap(t *testing.T) {
 		{[]*kube.Object{poolObject()}, "", true, ""},
 		{[]*kube.Object{textObject("kind: [\n"), poolObject()}, "", true, "ConfigMap default/conf k:"},
 		{[]*kube.Object{textObject("# nothing\n"), poolObject()}, "", true, "ConfigMap default/conf k: holds no EndpointPickerConfig"},
+		{[]*kube.Object{textObject(""), poolObject()}, "", true, "ConfigMap default/conf k: holds no EndpointPickerConfig: there is no text under this key"},
 		{[]*kube.Object{textObject(aPicker), poolObject()}, "ConfigMap default/conf k", false, ""},
+		{[]*kube.Object{textObject(""), poolObject()}, "ConfigMap default/conf k", false, "ConfigMap default/conf k: holds no EndpointPickerConfig: there is no text under this key"},
 		{[]*kube.Object{textObject("# nothing\n"), poolObject()}, "ConfigMap default/conf k", false, "ConfigMap default/conf k: holds no EndpointPickerConfig"},
 		{[]*kube.Object{textObject(aPicker + "no: such\n"), poolObject()}, "ConfigMap default/conf k", false, "ConfigMap default/conf k:6: no: unknown field"},
 		{[]*kube.Object{elsewhere("kind: [\n"), poolObject()}, "ConfigMap default/conf k", false, "ConfigMap default/conf other:"},
-		{[]*kube.Object{poolObject()}, "ConfigMap default/conf k", false, ""},
+		{[]*kube.Object{poolObject()}, "ConfigMap default/conf k", false, "ConfigMap default/conf: is gone: what it said last stays in force"},
 		{[]*kube.Object{elsewhere(aPicker), poolObject()}, "ConfigMap default/conf other", false, ""},
 	} {
 		c.take(t.Context(), step.objects)

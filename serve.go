@@ -63,6 +63,12 @@ func (s *settings) check() error {
 	if s.metricsClients != "" && s.metricsCerts == "" {
 		return misused("--metrics-client-ca-file needs --metrics-cert-dir: clients show certificates only where the metrics port has one")
 	}
+	if s.drain < 0 {
+		return misused("--drain-timeout %v: must not be below 0", s.drain)
+	}
+	if s.lameDuck < 0 {
+		return misused("--lame-duck %v: must not be below 0", s.lameDuck)
+	}
 	if s.stale <= 0 {
 		return misused("--metrics-staleness-threshold %v: must be above 0", s.stale)
 	}

@@ -280,10 +280,13 @@ func (a *Access) review(ctx context.Context, group, resource string, into any) e
 	if err != nil {
 		return err
 	}
-	raw, err := a.client.Post().MaxRetries(0).AbsPath("/apis/"+group+"/v1", resource).
-		SetHeader("Content-Type", "application/json").SetHeader("Accept", "application/json").Body(body).Do(ctx).Raw()
+	answer := a.client.Post().MaxRetries(0).AbsPath("/apis/"+group+"/v1", resource).
+		SetHeader("Content-Type", "application/json").SetHeader("Accept", "application/json").Body(body).Do(ctx)
+	raw, err := answer.Raw()
 	if err == nil {
 		err = json.Unmarshal(raw, into)
+	} else if said := answer.Error(); said != nil {
+		err = said // in the API server's words, which Raw leaves out
 	}
 	if err != nil {
 		a.metrics.Failed(resource, "create", reason(err))

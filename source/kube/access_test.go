@@ -319,7 +319,7 @@ func TestAccessNotAllowed(t *testing.T) {
 		a := newAccess(t, s, &log)
 		for range 3 {
 			status, text := ask(t, a, "GET", "/metrics", "Bearer token-of-"+scraper)
-			if status != 500 || !strings.Contains(text, "may not create "+resource+".") || !strings.Contains(text, "verbs: [create]") {
+			if status != 500 || !strings.Contains(text, "may not create "+resource+".") || !strings.Contains(text, "verbs: [create]") || !strings.Contains(text, "said: Forbidden") {
 				t.Errorf("got %d %s", status, text)
 			}
 		}

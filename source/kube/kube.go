@@ -321,6 +321,7 @@ func (c *Cluster) poolsByNamespace() (pools map[string][]pool, known bool) {
 // tellObjects hands on the objects whenever some of them changed.
 func (c *Cluster) tellObjects(ctx context.Context, g *errgroup.Group) {
 	var since time.Time // the pools are known
+	lacks := false      // the pool is not there
 	for {
 		select {
 		case <-ctx.Done():
@@ -339,6 +340,14 @@ func (c *Cluster) tellObjects(ctx context.Context, g *errgroup.Group) {
 			continue
 		}
 		c.report(c.opt.Objects(ctx, list))
+		// Without its pool a picker waits, and nothing else in the log would say for what.
+		if gone := c.lacking(); gone != lacks {
+			if lacks = gone; gone {
+				c.opt.Log.Warn("there is no such InferencePool: the picker is not ready until it comes", slog.String("pool", c.opt.Pool.String()))
+			} else {
+				c.opt.Log.Info("the InferencePool is there", slog.String("pool", c.opt.Pool.String()))
+			}
+		}
 		c.mu.Lock()
 		first := !c.told
 		c.told = true
@@ -348,6 +357,11 @@ func (c *Cluster) tellObjects(ctx context.Context, g *errgroup.Group) {
 		}
 		sleep(ctx, objectsSpacing)
 	}
+}
+
+// lacking reports whether the API server has the kind of the one pool, and not the pool.
+func (c *Cluster) lacking() bool {
+	return c.single() && slices.ContainsFunc(c.pools, func(s *objects) bool { return !s.feedless() && s.get(c.opt.Pool) == nil })
 }
 
 // settled reports whether it is known of all kinds what there is of them.

@@ -264,7 +264,7 @@ func (s *server) write(w http.ResponseWriter, r *http.Request, version, plural, 
 
 func refuse(w http.ResponseWriter, code int, reason string) {
 	w.WriteHeader(code)
-	_ = json.NewEncoder(w).Encode(map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "code": code, "message": reason})
+	_ = json.NewEncoder(w).Encode(map[string]any{"kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason, "code": code, "message": "said: " + reason})
 }
 
 func (s *server) serve(w http.ResponseWriter, r *http.Request, version, plural, namespace string) {

@@ -155,7 +155,11 @@ func judge(v Verdict, pools []*Object) (c metav1.Condition, of []*Object, lost s
 	case len(v.Errors) > 0:
 		set(metav1.ConditionFalse, v1.ReasonInvalid, slices.Clone(v.Errors)...)
 	case len(of) == 0 && lost != "":
-		set(metav1.ConditionFalse, v1.ReasonPoolNotFound, lost+": create it, or name another in spec.poolRefs")
+		field := "spec.poolRefs"
+		if v.Kind == "InferenceModelRewrite" {
+			field = "spec.poolRef"
+		}
+		set(metav1.ConditionFalse, v1.ReasonPoolNotFound, lost+": create it, or name another in "+field)
 	case len(of) == 0:
 		set(metav1.ConditionFalse, v1.ReasonPoolNotFound, fmt.Sprintf("no InferencePool of namespace %s has the labels of spec.poolSelector: label one, or change the selector", v.Namespace))
 	case len(v.Pools) == 0 && warnings != "":
