@@ -128,7 +128,13 @@ func (p *process) follow(ctx context.Context, g *errgroup.Group, cfg *config.Con
 		if p.reload == nil {
 			return r.round.Wait()
 		}
-		return file.Watch(ctx, p.watched(cfg), func() []string { paths, _ := r.again(ctx); return paths })
+		return file.Watch(ctx, p.watched(cfg), func() []string {
+			paths, err := r.again(ctx)
+			if err == nil && p.cluster != nil {
+				p.cluster.keep()
+			}
+			return paths
+		})
 	})
 	if p.cluster != nil {
 		p.cluster.again = func() error { _, err := r.again(ctx); return err }

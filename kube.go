@@ -362,7 +362,8 @@ func (c *cluster) load() (*config.Config, []config.Problem) {
 		}
 	}
 	c.problems = problems
-	if cfg == nil {
+	if cfg == nil { // nothing is put into force
+		clear(c.tried)
 		return nil, problems
 	}
 	c.judge()

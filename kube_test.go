@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -176,6 +178,32 @@ func TestInClusterRefused(t *testing.T) {
 		if got := cfg.Pools[0]; got.Picker.File != step.file || got.Objectives[step.object] != 7 {
 			t.Errorf("%s: %q decides, objectives %v", step.object, got.Picker.File, got.Objectives)
 		}
+	}
+}
+
+// A text is not what was last in force because it reads well, when nothing could be put into force, such as for a file that is broken.
+func TestInClusterBrokenFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "more.yaml")
+	write := func(text string) {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write("# nothing\n")
+	c, cfg, err := newCluster(&clusterFlags{namespace: "default", pool: "pool", configMap: "default/conf"}, options("default"), nil, []string{file})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.again = func() error { cfg, _ = c.load(); return nil }
+	write("kind: [\n")
+	c.take(t.Context(), []*kube.Object{textObject(aPicker), poolObject()})
+	if cfg != nil || c.unusable == "" || len(c.good) > 0 {
+		t.Errorf("in force %t, unusable %q, good %v", cfg != nil, c.unusable, c.good)
+	}
+	write("# nothing\n")
+	c.take(t.Context(), []*kube.Object{textObject(aPicker), objectiveObject("one", `{"priority":7,"poolRefs":[{"name":"pool"}]}`), poolObject()})
+	if cfg == nil || c.unusable != "" || len(c.good) != 1 {
+		t.Errorf("in force %t, unusable %q, good %v", cfg != nil, c.unusable, c.good)
 	}
 }
 
