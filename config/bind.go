@@ -29,7 +29,7 @@ func (l *loader) bind() {
 	for _, p := range l.cfg.Pools {
 		p.Picker = l.cfg.PickerFor(p.Namespace, p.PickerRef)
 		p.Objectives = map[string]int{}
-		if p.Picker == l.cfg.fallback && len(l.cfg.Pickers) > 0 {
+		if p.Picker == l.cfg.fallback && slices.ContainsFunc(l.cfg.Pickers, func(p *Picker) bool { return !p.own }) {
 			text := fmt.Sprintf("no EndpointPickerConfig is named %q: the default decides for pool %s", p.PickerRef, p.Name)
 			if p.PickerRef == "" {
 				text = fmt.Sprintf("is missing while there are %d EndpointPickerConfigs with names: the default decides for pool %s", len(l.cfg.Pickers), p.Name)
@@ -65,7 +65,7 @@ func (l *loader) unnamed() {
 
 // PickerFor is the configuration that decides for a pool of that namespace whose
 // endpointPickerRef.name is ref: the one of that name, else the one without a name, else the
-// only one, else the default.
+// only one, unless that is of a ConfigMap for pools that name it, else the default.
 func (c *Config) PickerFor(namespace, ref string) *Picker {
 	here := func(p *Picker) bool { return p.Namespace == "" || p.Namespace == namespace }
 	if i := slices.IndexFunc(c.Pickers, func(p *Picker) bool { return p.Name != "" && p.Name == ref && here(p) }); i >= 0 {
@@ -74,7 +74,7 @@ func (c *Config) PickerFor(namespace, ref string) *Picker {
 	if i := slices.IndexFunc(c.Pickers, func(p *Picker) bool { return p.Name == "" }); i >= 0 {
 		return c.Pickers[i]
 	}
-	if len(c.Pickers) == 1 {
+	if len(c.Pickers) == 1 && !c.Pickers[0].own {
 		return c.Pickers[0]
 	}
 	return c.fallback

@@ -146,6 +146,7 @@ type RewriteTarget struct {
 type Picker struct {
 	// Namespace and Name are empty for a document without metadata.
 	Namespace, Name string
+	own             bool // it has its document's name, and is nobody else's, even as the only one
 	// Gates are the feature gates that this configuration switches on or off, defaults included.
 	Gates Gates
 	// Plugins are the declared plugins, then those that defaults added.

@@ -18,7 +18,7 @@ type Document struct {
 	Lines bool
 	// Namespace is given to objects in it that name none; empty for [Options.Namespace].
 	Namespace string
-	// Picker is the name of an EndpointPickerConfig in it that has none.
+	// Picker is the name of an EndpointPickerConfig in it that has none, which decides for nobody else then.
 	Picker string
 }
 
@@ -75,7 +75,7 @@ func (l *loader) one(d Document) {
 	}
 	for _, p := range l.cfg.Pickers[before:] {
 		if p.Name == "" && d.Picker != "" {
-			p.Name, p.Namespace = d.Picker, d.Namespace
+			p.Name, p.Namespace, p.own = d.Picker, d.Namespace, true
 		}
 	}
 }

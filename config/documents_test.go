@@ -57,6 +57,16 @@ func TestDocumentsNeeded(t *testing.T) {
 	if p := cfg.Pools[0].Picker; p.Name != "pick" || p.Namespace != "a" {
 		t.Errorf("the picker is %s/%s", p.Namespace, p.Name)
 	}
+	other := strings.NewReplacer(`"name":"pool"`, `"name":"other"`, `"name":"pick"`, `"name":"none"`).Replace(aPool)
+	cfg, problems = Documents(append(docs, Document{Name: "InferencePool a/other", Data: []byte(other)}), Options{})
+	if cfg == nil || len(problems) > 0 {
+		t.Fatal(Problems(problems))
+	}
+	for _, p := range cfg.Pools {
+		if got := p.Picker.Name; (got == "pick") != (p.Name == "pool") {
+			t.Errorf("%q decides for pool %s", got, p.Name)
+		}
+	}
 	docs[1].Data = nil
 	if cfg, problems = Documents(docs, Options{}); cfg != nil || Problems(problems).Error() != "ConfigMap a/pick: is empty" {
 		t.Errorf("got %v, %v", cfg, Problems(problems))

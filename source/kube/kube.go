@@ -389,12 +389,22 @@ func (c *Cluster) count(ctx context.Context, g *errgroup.Group) (list []*Object,
 	for _, s := range c.others {
 		rest = append(rest, s.list()...)
 	}
+	rest = slices.DeleteFunc(rest, func(o *Object) bool { return !c.poolsKnown(o.Namespace) })
 	if c.single() {
 		rest = slices.DeleteFunc(rest, func(o *Object) bool { return !c.ours(o, pools) })
 		pools = slices.DeleteFunc(pools, func(o *Object) bool { return o.Name != c.opt.Pool.Name })
 	}
 	texts, known := c.texts(ctx, g, pools)
 	return sorted(slices.Concat(pools, rest, texts)), known
+}
+
+// poolsKnown reports whether it is known which pools a namespace has: until then nobody can say that an object of it
+// names one that is not there.
+func (c *Cluster) poolsKnown(namespace string) bool {
+	return !slices.ContainsFunc(c.pools, func(s *objects) bool {
+		settled, _ := s.state()
+		return !settled && (s.namespace == "" || s.namespace == namespace)
+	})
 }
 
 // ours reports whether a picker of one pool has something to say of an object: it is for that pool, or for none that

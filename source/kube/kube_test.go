@@ -197,6 +197,37 @@ func TestManyPools(t *testing.T) {
 	w.until("the third", w.endpoints("c", "e-rank-0=10.1.0.1:8000"))
 }
 
+// Of several namespaces nothing is told of an object before it is known which pools its namespace has.
+func TestPoolsBeforeWhatNamesThem(t *testing.T) {
+	s := newServer(t)
+	s.put(aPool, "a", "p", "x")
+	s.groups["llm-d.ai/v1"] = []string{"inferenceobjectives", "inferencemodelrewrites"}
+	s.put(anObjective, "llm-d.ai/v1", "high", 7, `"poolRefs":[{"name":"p"}]`)
+	s.forbidden["list inferencepools"], s.forbidden["watch inferencepools"] = true, true
+	orphan := false
+	w := followBy(t, s, Options{Namespaces: []string{"a", "b"}}, func(w *told) func(context.Context, []*Object) []Verdict {
+		return func(_ context.Context, list []*Object) []Verdict {
+			w.note(func() {
+				w.objects = list
+				orphan = orphan || w.object("InferenceObjective a/high") != nil && w.object("InferencePool a/p") == nil
+			})
+			return nil
+		}
+	})
+	w.until("that the objective is known", func() bool {
+		return slices.ContainsFunc(w.c.Feeds(), func(f Feed) bool {
+			return f.Namespace == "a" && strings.HasPrefix(f.Resource, "inferenceobjectives") && f.Objects == 1
+		})
+	})
+	s.with(func() { clear(s.forbidden) })
+	w.until("both", func() bool {
+		return w.object("InferenceObjective a/high") != nil && w.object("InferencePool a/p") != nil
+	})
+	if orphan {
+		t.Error("the objective was told before its pool")
+	}
+}
+
 // One ConfigMap for all: what it says is known before the first configuration is told.
 func TestConfigMap(t *testing.T) {
 	s := newServer(t)
