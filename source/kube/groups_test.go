@@ -75,7 +75,7 @@ func TestBothGroups(t *testing.T) {
 	delete(s.groups, "inference.networking.k8s.io/v1")
 	s.put(aLegacyPool, "old")
 	s.put(strings.Replace(aPod, `"labels":{`, `"labels":{"matchLabels":"y",`, 1), "a", "e0", "u0", "x", "10.1.0.1", "True")
-	w := follow(t, s, Options{seekEvery: 60 * time.Millisecond, betterEvery: 10 * time.Millisecond})
+	w := follow(t, s, Options{seekEvery: time.Hour, betterEvery: 10 * time.Millisecond})
 	w.until("the old pool", func() bool { return w.object("InferencePool a/old") != nil && len(w.sources[Source("a")]) == 1 })
 	if len(w.log.of("is where InferencePool was before")) != 1 {
 		t.Errorf("it said %v", w.log.text)

@@ -107,7 +107,7 @@ type Cluster struct {
 	reports *reports
 	nodes   *nodes
 
-	wake struct{ pods, objects chan struct{} }
+	wake struct{ pods, objects, older chan struct{} }
 
 	mu      sync.Mutex
 	watched map[string]*watched // namespaces whose pods are followed
@@ -143,7 +143,7 @@ func New(opt Options) (*Cluster, error) {
 	}
 	c := &Cluster{opt: opt, watched: map[string]*watched{}, maps: map[fleet.ID]*configMap{}, dirty: map[string]bool{}}
 	c.nodes = newNodes(c.poolsChanged)
-	c.wake.pods, c.wake.objects = make(chan struct{}, 1), make(chan struct{}, 1)
+	c.wake.pods, c.wake.objects, c.wake.older = make(chan struct{}, 1), make(chan struct{}, 1), make(chan struct{}, 1)
 	klogged.Do(func() { klog.SetSlogLogger(opt.Log.With(slog.String("from", "client-go"))) })
 	var err error
 	if c.clients, err = newClients(opt.Config); err != nil {

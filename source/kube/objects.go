@@ -205,8 +205,12 @@ func (s *objects) follow(ctx context.Context, r schema.GroupVersionResource) {
 			s.c.opt.Log.Warn(r.Group + " is where " + s.name + " was before: write " + s.as.String())
 		}
 	}
+	newer := s.using.Group == legacyGroup && r.Group != legacyGroup
 	s.feed, s.using, s.absent, s.trouble = f, r, false, ""
 	s.mu.Unlock()
+	if newer {
+		signal(s.c.wake.older)
+	}
 	if len(s.versions) > 1 {
 		var seeking sync.WaitGroup
 		defer seeking.Wait()

@@ -218,10 +218,20 @@ func (c *Cluster) report(verdicts []Verdict) {
 	c.reports.take(verdicts, pools, func(p *Object) bool { return !c.single() || p.Name == c.opt.Pool.Name })
 }
 
-// seekSuperseded looks for objects of the group of before, where there is a newer one, until ctx ends.
+// seekSuperseded looks for objects of the group of before, where there is a newer one, until ctx ends: every now and
+// then, and when the newer one has come.
 func (c *Cluster) seekSuperseded(ctx context.Context) {
 	told := map[string]bool{}
-	for sleep(ctx, c.opt.seekEvery/6); ctx.Err() == nil; sleep(ctx, c.opt.seekEvery) {
+	wait := func(d time.Duration) {
+		again := time.NewTimer(d)
+		defer again.Stop()
+		select {
+		case <-ctx.Done():
+		case <-c.wake.older:
+		case <-again.C:
+		}
+	}
+	for wait(c.opt.seekEvery / 6); ctx.Err() == nil; wait(c.opt.seekEvery) {
 		if !c.reports.may() {
 			continue
 		}
