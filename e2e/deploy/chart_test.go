@@ -186,6 +186,7 @@ func TestRefusals(t *testing.T) {
 		{[]string{ok, "router.proxy.proxyType=agentgateway"}, "must be one of '', 'penstock', 'envoy'"},
 		{[]string{ok, "router.epp.pluginsConfigFile=mine.yaml"}, "there is no mine.yaml: write it under router.epp.pluginsCustomConfig"},
 		{[]string{ok, "router.epp.pluginsConfig.kind=x", "router.epp.pluginsCustomConfig.default-plugins\\.yaml=y"}, "both say what is in default-plugins.yaml"},
+		{[]string{ok, "router.pools.namespaces={a,b}"}, "router.pools.namespaces: are those of router.pools.all=true"},
 		{[]string{ok, "router.proxy.priorityRouting.enabled=true"}, "router.proxy.priorityRouting: is for"},
 		{[]string{ok, "router.epp.autoscaling.enabled=true", "router.epp.flags.ha-enable-leader-election=true"}, "router.epp.autoscaling: is for replicas that all serve"},
 		{[]string{ok, "router.monitoring.tls.clientSecretName=a"}, "set router.monitoring.tls.secretName"},

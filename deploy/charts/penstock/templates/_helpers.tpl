@@ -356,6 +356,9 @@ spec:
 {{- end -}}
 {{- $is := include "penstock.facts" . | fromYaml -}}
 {{- $r := .Values.router -}}
+{{- if and $r.pools.namespaces (not $r.pools.all) -}}
+{{-   fail "router.pools.namespaces: are those of router.pools.all=true: set that, too" -}}
+{{- end -}}
 {{- if and (not $r.modelServers.matchLabels) (not $r.pools.all) -}}
 {{-   fail "router.modelServers.matchLabels: is required: the labels of the engines' pods, such as --set router.modelServers.matchLabels.app=vllm-qwen3-32b" -}}
 {{- end -}}
