@@ -65,6 +65,21 @@ func (c *clusterFlags) check() error {
 	return nil
 }
 
+// named checks that an API server can have what flags name.
+func (c *clusterFlags) named() error {
+	for _, one := range [][2]string{{"--pool-name", c.pool}, {"--pool-namespace", c.namespace}, {"--ha-service", c.service}} {
+		if err := kube.CheckName(one[1]); one[1] != "" && err != nil {
+			return misused("%s %q: %v", one[0], one[1], err)
+		}
+	}
+	for _, namespace := range c.namespaces {
+		if err := kube.CheckName(namespace); err != nil {
+			return misused("--namespaces: %q: %v", namespace, err)
+		}
+	}
+	return nil
+}
+
 // cluster is what a gateway reads from an API server: objects become documents, beside those that flags name.
 type cluster struct {
 	*kube.Cluster
@@ -478,6 +493,9 @@ func (c *cluster) ready() error {
 
 // inCluster runs a gateway for what an API server describes.
 func inCluster(ctx context.Context, f *clusterFlags, s settings, o config.Options, flags []config.Document, files []string, stderr io.Writer) error {
+	if err := f.named(); err != nil {
+		return err
+	}
 	c, cfg, err := newCluster(f, o, flags, files)
 	if err != nil {
 		return err

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/metadata"
@@ -161,6 +162,14 @@ func (c *clients) has(ctx context.Context, groupVersion, resource string) (bool,
 func gone(err error) bool {
 	var status apierrors.APIStatus
 	return errors.As(err, &status) && status.Status().Code == http.StatusNotFound
+}
+
+// CheckName says why no object of an API server can have the name, or nil.
+func CheckName(name string) error {
+	if len(validation.IsDNS1123Subdomain(name)) > 0 {
+		return errors.New("want a name as Kubernetes has them: lower-case letters, digits, - and ., at most 253, with a letter or digit first and last")
+	}
+	return nil
 }
 
 // ParseSelector reads a label selector, such as app=vllm,tier in (a,b).
