@@ -40,13 +40,13 @@ func Serve(ctx context.Context, l net.Listener, opt Options, sink Sink) error {
 	opt.defaults()
 	c := &central{opt: &opt, sink: sink, sources: map[named]*Source{}}
 	c.room.left.Store(int64(opt.All))
-	stop := context.AfterFunc(ctx, func() { l.Close() })
-	defer stop()
-	defer l.Close()
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	stop := context.AfterFunc(ctx, func() { l.Close() }) // of this ctx: who sees the listener closed by it sees it ended
+	defer stop()
+	defer l.Close()
 	places := make(chan struct{}, maxConns)
 	pause := leastPause
 	for {

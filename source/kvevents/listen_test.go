@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/penstock-project/penstock/fleet"
@@ -106,4 +107,56 @@ func TestPublishersAreTold(t *testing.T) {
 func (n *network) dialled(ctx context.Context, network, address string) (net.Conn, error) {
 	n.listen("", nil)
 	return n.dial(ctx, network, address)
+}
+
+// silent is a listener that nobody dials.
+type silent struct {
+	net.Listener
+	closed chan struct{}
+	once   sync.Once
+}
+
+func (l *silent) Accept() (net.Conn, error) { <-l.closed; return nil, net.ErrClosed }
+func (l *silent) Close() error              { l.once.Do(func() { close(l.closed) }); return nil }
+
+// slow is a context that has all that hang on it told one by one that it ended, each when the one before has done its part.
+type slow struct {
+	context.Context
+	done chan struct{}
+	told []func()
+}
+
+func (c *slow) Done() <-chan struct{} { return c.done }
+
+func (c *slow) Err() error {
+	select {
+	case <-c.done:
+		return context.Canceled
+	default:
+		return nil
+	}
+}
+
+// AfterFunc is what package context asks for of contexts that it does not know.
+func (c *slow) AfterFunc(f func()) func() bool {
+	c.told = append(c.told, f)
+	return func() bool { return true }
+}
+
+// Who is told to end ends without an error, in whatever order that goes around.
+func TestServeEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx := &slow{Context: context.Background(), done: make(chan struct{})}
+		ended := make(chan error, 1)
+		go func() { ended <- Serve(ctx, &silent{closed: make(chan struct{})}, Options{}, &diary{}) }()
+		synctest.Wait()
+		close(ctx.done)
+		for _, f := range ctx.told {
+			f()
+			synctest.Wait()
+		}
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
 }
