@@ -695,18 +695,13 @@ func fills(t *testing.T, s *site) {
 // replays starts the gateway anew, which asks the engines for what they have said.
 func replays(t *testing.T, s *site) {
 	b := some("messages", user("before the restart "+strings.Repeat("the bank and ", 100)))
-	s.ask(t, chat, b)
+	s.exact(t, chat, b) // and its events have come
 	before := s.cache(t)
 	s.again(t)
 	s.ready(t)
-	rig.Eventually(t, "the replay", func() error {
-		for _, h := range s.cache(t).Endpoints {
-			if want := before.of(t, h.Address).Engine; h.Engine != want {
-				return fmt.Errorf("want %d blocks: %+v", want, h)
-			}
-		}
-		return nil
-	})
+	for _, h := range before.Endpoints {
+		s.hears(t, h.Address, h.told())
+	}
 	s.finds(t, chat, b, 256, plenty)
 	s.sound(t)
 }
