@@ -5,7 +5,6 @@ package penstock
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -256,14 +255,11 @@ func repeatable(args []string) string {
 func (f *benchFlags) transport() (*http.Transport, error) {
 	config := &tls.Config{InsecureSkipVerify: f.insecure, MinVersion: tls.VersionTLS12}
 	if f.cacert != "" {
-		pem, err := os.ReadFile(f.cacert)
+		pool, err := authorities(f.cacert)
 		if err != nil {
 			return nil, err
 		}
-		config.RootCAs = x509.NewCertPool()
-		if !config.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("%s: has no certificate in PEM", f.cacert)
-		}
+		config.RootCAs = pool
 	}
 	if f.cert != "" {
 		pair, err := tls.LoadX509KeyPair(f.cert, f.keyFile)

@@ -9,7 +9,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"errors"
 	"fmt"
 	"log/slog"
 	"math/big"
@@ -50,28 +49,31 @@ func certificate(folder string, log *slog.Logger, protocols ...string) (*tls.Con
 // demand has a listener speak only with clients whose certificate is of an authority in the file, which is read again
 // when it changes as certificates are.
 func demand(c *tls.Config, file string, log *slog.Logger) error {
-	authorities := &followed[*x509.CertPool]{what: "client authorities", log: log, files: []string{file}, read: func() (*x509.CertPool, error) {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			return nil, err
-		}
-		pool := x509.NewCertPool()
-		if !pool.AppendCertsFromPEM(text) {
-			return nil, errors.New("no certificate: want PEM")
-		}
-		return pool, nil
-	}}
-	if err := authorities.load(); err != nil {
-		return fmt.Errorf("%s: %w", file, err)
+	pool := &followed[*x509.CertPool]{what: "client authorities", log: log, files: []string{file}, read: func() (*x509.CertPool, error) { return authorities(file) }}
+	if err := pool.load(); err != nil {
+		return err
 	}
 	c.ClientAuth, c.SessionTicketsDisabled = tls.RequireAndVerifyClientCert, true // a resumed session would be of an authority of before
 	base := c.Clone()
 	c.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
 		now := base.Clone()
-		now.ClientCAs = authorities.get()
+		now.ClientCAs = pool.get()
 		return now, nil
 	}
 	return nil
+}
+
+// authorities reads the certificates of a file.
+func authorities(file string) (*x509.CertPool, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(text) {
+		return nil, fmt.Errorf("%s: no certificate: want PEM", file)
+	}
+	return pool, nil
 }
 
 // selfSigned makes a certificate that is good for ten years.

@@ -5,7 +5,6 @@ package penstock
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -149,13 +148,11 @@ func (q *inquiry) fetch(ctx context.Context) (*observe.DecisionsView, error) {
 func (q *inquiry) client() (*http.Client, error) {
 	c := &tls.Config{ServerName: q.serverName}
 	if q.caFile != "" {
-		text, err := os.ReadFile(q.caFile)
+		pool, err := authorities(q.caFile)
 		if err != nil {
 			return nil, fmt.Errorf("--ca-file: %w", err)
 		}
-		if c.RootCAs = x509.NewCertPool(); !c.RootCAs.AppendCertsFromPEM(text) {
-			return nil, fmt.Errorf("--ca-file %s: no certificate: want PEM", q.caFile)
-		}
+		c.RootCAs = pool
 	}
 	if q.certPath != "" {
 		pair, err := tls.LoadX509KeyPair(filepath.Join(q.certPath, "tls.crt"), filepath.Join(q.certPath, "tls.key"))

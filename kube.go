@@ -157,7 +157,7 @@ func (c *cluster) connect(f *clusterFlags, p *process) error {
 	p.near = c.Topology
 	p.tellNear()
 	if p.auth {
-		if err := p.authorize(f.kubeconfig); err != nil {
+		if err := p.admit(kube.NewAccess(conn, p.obs.Kube(), p.log)); err != nil {
 			return err
 		}
 	}
@@ -198,15 +198,10 @@ func (c *cluster) connect(f *clusterFlags, p *process) error {
 	return nil
 }
 
-// authorize has an API server say who may read the metrics port.
-func (p *process) authorize(kubeconfig string) error {
-	conn, err := kube.Connect(kubeconfig, agent())
-	if err != nil {
-		return err
-	}
-	access, err := kube.NewAccess(conn, p.obs.Kube(), p.log)
+// admit has an API server say who may read the metrics port.
+func (p *process) admit(a *kube.Access, err error) error {
 	if err == nil {
-		p.allow = access.Allow
+		p.allow = a.Allow
 	}
 	return err
 }

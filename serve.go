@@ -261,7 +261,10 @@ func fromFile(ctx context.Context, cfg *config.Config, s settings, kubeconfig st
 		return err
 	}
 	if s.auth && asked {
-		err := p.authorize(kubeconfig)
+		conn, err := kube.Connect(kubeconfig, agent())
+		if err == nil {
+			err = p.admit(kube.NewAccess(conn, p.obs.Kube(), p.log))
+		}
 		switch {
 		case errors.Is(err, kube.ErrNoCluster):
 			p.log.Warn("--metrics-endpoint-auth has no effect: endpoints come from a file, and there is no API server to ask. Whoever reaches the metrics port may read it")

@@ -120,6 +120,19 @@ type front struct {
 	names []string // of its EndpointSlices
 }
 
+// slices waits until the names of the Service's EndpointSlices are as they should be.
+func (f *front) slices(t *testing.T, what string, right func(names []string) bool) {
+	t.Helper()
+	rig.Eventually(t, what, func() error {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if !right(f.names) {
+			return fmt.Errorf("there are %v", f.names)
+		}
+		return nil
+	})
+}
+
 // leads is where it leads now, in order.
 func (f *front) leads() []string {
 	f.mu.Lock()
@@ -444,28 +457,14 @@ func (c *Cluster) releaseLife(t *testing.T) {
 	r.rolledOut()
 	r.until("service/pool-epp", "{.spec.selector}", "")
 	r.leads(f, "")
-	rig.Eventually(t, "the slices of before to be gone", func() error {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		if want := []string{"pool-epp-leader"}; !slices.Equal(f.names, want) {
-			return fmt.Errorf("there are %v", f.names)
-		}
-		return nil
-	})
+	f.slices(t, "the slices of before to be gone", func(names []string) bool { return slices.Equal(names, []string{"pool-epp-leader"}) })
 	l.More(t, 40)
 
 	// And one again.
 	r.values = append(r.values, "router.epp.replicas=1")
 	r.helm("upgrade", "--wait", "--timeout=240s")
 	r.rolledOut()
-	rig.Eventually(t, "the leader's slice to be gone", func() error {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		if len(f.names) == 0 || slices.Contains(f.names, "pool-epp-leader") {
-			return fmt.Errorf("there are %v", f.names)
-		}
-		return nil
-	})
+	f.slices(t, "the leader's slice to be gone", func(names []string) bool { return len(names) > 0 && !slices.Contains(names, "pool-epp-leader") })
 	l.More(t, 40)
 	r.leads(f, "")
 	r.lossless(l)
@@ -473,14 +472,7 @@ func (c *Cluster) releaseLife(t *testing.T) {
 	r.values = append(r.values, "router.epp.replicas=2")
 	r.helm("upgrade", "--wait", "--timeout=240s")
 	r.rolledOut()
-	rig.Eventually(t, "one to lead", func() error {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		if want := []string{"pool-epp-leader"}; !slices.Equal(f.names, want) {
-			return fmt.Errorf("there are %v", f.names)
-		}
-		return nil
-	})
+	f.slices(t, "one to lead", func(names []string) bool { return slices.Equal(names, []string{"pool-epp-leader"}) })
 	r.helm("uninstall", "--wait", "--timeout=240s")
 	const kinds = "deployments,replicasets,services,endpointslices,endpoints,configmaps,serviceaccounts,roles,rolebindings,poddisruptionbudgets,networkpolicies,inferencepools,pods,leases"
 	rig.Eventually(t, "nothing to be left", func() error {

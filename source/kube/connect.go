@@ -112,20 +112,25 @@ func (c *clients) feed(client *rest.RESTClient, path, namespace, resource, field
 	return f
 }
 
+// discover reads what the API server says of itself under /apis/, into; nothing where it knows no such path.
+func (c *clients) discover(ctx context.Context, path string, into any) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	raw, err := c.core.Get().MaxRetries(0).AbsPath("/apis/"+path).SetHeader("Accept", "application/json").Do(ctx).Raw()
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err == nil {
+		err = json.Unmarshal(raw, into)
+	}
+	return err
+}
+
 // versions are those of a group that the API server serves, the one that it prefers first; none for a group that it does not
 // know.
 func (c *clients) versions(ctx context.Context, group string) ([]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	raw, err := c.core.Get().MaxRetries(0).AbsPath("/apis/"+group).SetHeader("Accept", "application/json").Do(ctx).Raw()
-	if apierrors.IsNotFound(err) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
 	var doc struct{ Versions []struct{ Version string } }
-	if err := json.Unmarshal(raw, &doc); err != nil {
+	if err := c.discover(ctx, group, &doc); err != nil {
 		return nil, err
 	}
 	var out []string
@@ -137,18 +142,9 @@ func (c *clients) versions(ctx context.Context, group string) ([]string, error) 
 
 // has reports whether the API server serves the resource in that group and version.
 func (c *clients) has(ctx context.Context, groupVersion, resource string) (bool, error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	raw, err := c.core.Get().MaxRetries(0).AbsPath("/apis/"+groupVersion).SetHeader("Accept", "application/json").Do(ctx).Raw()
-	if apierrors.IsNotFound(err) {
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
 	var list struct{ Resources []struct{ Name string } }
-	if err := json.Unmarshal(raw, &list); err != nil {
-		return false, fmt.Errorf("/apis/%s: %w", groupVersion, err)
+	if err := c.discover(ctx, groupVersion, &list); err != nil {
+		return false, err
 	}
 	for _, r := range list.Resources {
 		if r.Name == resource {
