@@ -86,19 +86,17 @@ func (c *clients) nodeFeed() *feed {
 func (n *nodes) placed(node string, labels map[string]string) map[string]string {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	out := labels
-	for k, v := range n.all[node] {
-		if labels[k] != "" {
-			continue
-		}
-		if len(out) == len(labels) {
-			if out = maps.Clone(labels); out == nil {
-				out = map[string]string{}
-			}
-		}
-		out[k] = v
+	lacking := maps.Clone(n.all[node])
+	maps.DeleteFunc(lacking, func(k, _ string) bool { return labels[k] != "" })
+	if len(lacking) == 0 {
+		return labels
 	}
-	return out
+	for k, v := range labels {
+		if v != "" || lacking[k] == "" {
+			lacking[k] = v
+		}
+	}
+	return lacking
 }
 
 // kept are the labels of a node that somebody wants; n.mu is held.

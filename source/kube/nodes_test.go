@@ -3,6 +3,7 @@
 package kube
 
 import (
+	"maps"
 	"strings"
 	"testing"
 )
@@ -73,5 +74,21 @@ func TestMayNotListNodes(t *testing.T) {
 	}
 	for k := range w.failed {
 		t.Errorf("it counted %s", k)
+	}
+}
+
+// Labels of a pod that are empty are lacking, however many there are; a node's labels and a pod's own stay as they were.
+func TestPlacedEmptyLabels(t *testing.T) {
+	n := newNodes(func() {})
+	n.all["n"] = map[string]string{"zone": "z", "rack": "r", "region": "e"}
+	pod := map[string]string{"zone": "", "rack": "", "region": "own", "app": "x"}
+	want := map[string]string{"zone": "z", "rack": "r", "region": "own", "app": "x"}
+	for range 20 { // maps have no order
+		if got := n.placed("n", pod); !maps.Equal(got, want) {
+			t.Fatalf("got %v, want %v", got, want)
+		}
+	}
+	if len(n.all["n"]) != 3 || n.all["n"]["region"] != "e" || pod["zone"] != "" {
+		t.Errorf("node %v, pod %v", n.all["n"], pod)
 	}
 }
