@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net"
 	"os"
 	"slices"
@@ -92,37 +91,21 @@ type cluster struct {
 
 	mu       sync.Mutex
 	objects  []*kube.Object
-	told     bool                // they are in force
-	texts    map[string]fleet.ID // the ConfigMaps of the last reading, by the names of their documents
-	tried    map[fleet.ID]config.Document
-	good     map[fleet.ID]config.Document // by ConfigMap, the last text that was in force
-	refused  map[fleet.ID]refusal         // texts that were read and could not be put into force
-	pools    []*config.Pool               // of the last reading
+	told     bool                  // they are in force
+	texts    map[fleet.ID]*mapText // by ConfigMap
+	pools    []*config.Pool        // of the last reading
 	problems []config.Problem
-	unusable string // why the configuration in main was never in force
-}
-
-// refusal is a text that cannot be put into force, and why.
-type refusal struct {
-	data []byte
-	why  string
 }
 
 // newCluster prepares to follow what flags say. The configuration that it returns is without any object.
 func newCluster(f *clusterFlags, o config.Options, flags []config.Document, files []string) (*cluster, *config.Config, error) {
-	c := &cluster{
-		options: o, flags: flags, files: files, again: func() error { return nil },
-		good: map[fleet.ID]config.Document{}, refused: map[fleet.ID]refusal{},
-	}
+	c := &cluster{options: o, flags: flags, files: files, again: func() error { return nil }, texts: map[fleet.ID]*mapText{}}
 	if !f.allPools {
 		c.only = &config.Pool{Namespace: f.namespace, Name: f.pool, PickerRef: f.pool + "-epp", TargetPorts: f.ports}
 	}
 	var err error
 	if c.main, err = kube.ParseMapRef(f.configMap); err != nil {
 		return nil, nil, misused("--config-map %v", err)
-	}
-	if c.main != (kube.MapRef{}) {
-		c.unusable = c.main.String() + " is not read yet"
 	}
 	cfg, err := loaded(c.load())
 	return c, cfg, err
@@ -261,38 +244,6 @@ func (c *cluster) force() {
 	c.mu.Unlock()
 }
 
-// keep remembers the texts that are in force now.
-func (c *cluster) keep() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	here := map[fleet.ID]bool{c.main.ID: true}
-	for _, id := range c.texts {
-		here[id] = true
-	}
-	for id, d := range c.tried {
-		c.good[id] = d
-		delete(c.refused, id)
-		if id == c.main.ID {
-			c.unusable = ""
-		}
-	}
-	maps.DeleteFunc(c.good, func(id fleet.ID, _ config.Document) bool { return !here[id] })
-	maps.DeleteFunc(c.refused, func(id fleet.ID, _ refusal) bool { return !here[id] })
-}
-
-// refuse remembers the texts that are new in what could not be put into force, and reports whether there are any.
-func (c *cluster) refuse(why error) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	news := false
-	for id, d := range c.tried {
-		if last, known := c.good[id]; !known || !bytes.Equal(last.Data, d.Data) {
-			c.refused[id], news = refusal{d.Data, why.Error()}, true
-		}
-	}
-	return news
-}
-
 // said is a problem without the name of its object.
 func said(p config.Problem) string {
 	line := ""
@@ -319,118 +270,6 @@ func counts(p *config.Pool, o *kube.Object) bool {
 	return false
 }
 
-// load reads all that is known. A ConfigMap that is wrong keeps what it said while it was right.
-func (c *cluster) load() (*config.Config, []config.Problem) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	docs := c.documents()
-	cfg, problems := config.Documents(slices.Concat(c.flags, docs), c.options, c.files...)
-	c.tried = map[fleet.ID]config.Document{}
-	broken := false
-	for i, d := range docs {
-		id, text := c.texts[d.Name]
-		if !text {
-			continue
-		}
-		if r := c.refused[id]; r.data != nil && bytes.Equal(r.data, d.Data) {
-			problems = append(problems, config.Problem{Severity: config.Error, File: d.Name, Text: r.why})
-		}
-		if c.main.ID == id && cfg != nil && !wrong(problems, d.Name) && !slices.ContainsFunc(cfg.Pickers, func(p *config.Picker) bool { return p.File == d.Name }) {
-			text := "holds no EndpointPickerConfig"
-			if len(bytes.TrimSpace(d.Data)) == 0 {
-				text += ": there is no text under this key; --config-map NAMESPACE/NAME/KEY names another"
-			}
-			problems = append(problems, config.Problem{Severity: config.Error, File: d.Name, Text: text})
-		}
-		last, known := c.good[id]
-		switch {
-		case !wrong(problems, d.Name):
-			c.tried[id] = d
-		case known:
-			if docs[i] = last; !bytes.Equal(last.Data, d.Data) {
-				c.texts[last.Name], broken = id, true
-			}
-		case c.refused[id].data != nil:
-			docs[i].Data, broken = nil, true
-		}
-	}
-	if broken {
-		again, more := config.Documents(slices.Concat(c.flags, docs), c.options, c.files...)
-		for _, p := range more {
-			if !slices.Contains(problems, p) {
-				problems = append(problems, p)
-			}
-		}
-		cfg = again
-	}
-	if _, known := c.good[c.main.ID]; known && !slices.ContainsFunc(c.objects, c.main.Is) {
-		problems = append(problems, config.Problem{Severity: config.Error, File: c.main.String(), Text: "is gone: what it said last stays in force, until this process ends"})
-	}
-	for i := range problems {
-		if problems[i].Elsewhere { // such as of another picker
-			problems[i].Severity = config.Note
-		}
-	}
-	c.problems = problems
-	if cfg == nil { // nothing is put into force
-		clear(c.tried)
-		return nil, problems
-	}
-	c.judge()
-	if c.only != nil { // a pool that a file beside the configuration describes is for the data plane
-		i := slices.IndexFunc(cfg.Pools, func(p *config.Pool) bool { return p.Namespace == c.only.Namespace && p.Name == c.only.Name })
-		if i < 0 {
-			p := *c.only // without an object nobody is its endpoint, and no objective is for it
-			p.Picker, p.Objectives = cfg.PickerFor(p.Namespace, p.PickerRef), map[string]int{}
-			cfg.Pools = []*config.Pool{&p}
-		} else {
-			cfg.Pools = []*config.Pool{cfg.Pools[i]}
-		}
-	}
-	c.pools = cfg.Pools
-	return cfg, problems
-}
-
-// documents are the objects as documents, and notes which of them are texts of ConfigMaps.
-func (c *cluster) documents() (docs []config.Document) {
-	c.texts = map[string]fleet.ID{}
-	found := false
-	for _, o := range c.objects {
-		d := config.Document{Name: o.String(), Data: o.Data, Namespace: o.Namespace}
-		if o.Kind == "ConfigMap" {
-			main, blank := c.main.Is(o), len(bytes.TrimSpace(o.Data)) == 0
-			switch {
-			case blank && !main:
-				continue // it is not about us
-			case !main:
-				d.Picker = o.Name
-			}
-			found = found || main
-			d.Lines, c.texts[d.Name] = true, fleet.ID{Namespace: o.Namespace, Name: o.Name}
-		}
-		docs = append(docs, d)
-	}
-	if last, known := c.good[c.main.ID]; known && !found { // what it said last stays
-		docs, c.texts[last.Name] = append(docs, last), c.main.ID
-	}
-	return docs
-}
-
-// judge says why the main ConfigMap does not decide yet; once it did, it keeps what it said.
-func (c *cluster) judge() {
-	if c.unusable == "" {
-		return
-	}
-	c.unusable = "there is no " + c.main.String()
-	if i := slices.IndexFunc(c.objects, c.main.Is); i >= 0 {
-		c.unusable = fmt.Sprintf("%s holds no EndpointPickerConfig that can be used", c.objects[i])
-	}
-}
-
-func wrong(problems []config.Problem, name string) bool {
-	return slices.ContainsFunc(problems, func(p config.Problem) bool { return p.Severity == config.Error && p.File == name })
-}
-
 // view is what we know of the API server.
 func (c *cluster) view() observe.KubeView {
 	v := observe.KubeView{Feeds: []observe.FeedView{}}
@@ -442,34 +281,7 @@ func (c *cluster) view() observe.KubeView {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	seen := map[fleet.ID]bool{}
-	for _, o := range c.objects {
-		id, text := c.texts[o.String()]
-		if !text {
-			continue
-		}
-		seen[id] = true
-		m := observe.ConfigMapView{Namespace: o.Namespace, Name: o.Name, Key: o.Key, State: "not-used"}
-		for _, p := range c.problems {
-			if p.File == o.String() && p.Severity == config.Error {
-				m.Errors = append(m.Errors, said(p))
-			}
-		}
-		switch good, known := c.good[id]; {
-		case known && bytes.Equal(good.Data, o.Data):
-			m.State = "in-force"
-		case known:
-			m.State = "older-in-force"
-		}
-		v.ConfigMaps = append(v.ConfigMaps, m)
-	}
-	if c.main != (kube.MapRef{}) && !seen[c.main.ID] {
-		m := observe.ConfigMapView{Namespace: c.main.Namespace, Name: c.main.Name, Key: c.main.Key, State: "not-used", Errors: []string{"there is no such ConfigMap"}}
-		if _, known := c.good[c.main.ID]; known {
-			m.State = "older-in-force"
-		}
-		v.ConfigMaps = append(v.ConfigMaps, m)
-	}
+	v.ConfigMaps = c.configMaps()
 	return v
 }
 
@@ -480,8 +292,8 @@ func (c *cluster) ready() error {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.unusable != "" {
-		return errors.New(c.unusable)
+	if why := c.unusable(); why != "" {
+		return errors.New(why)
 	}
 	return nil
 }

@@ -137,8 +137,8 @@ func TestInClusterConfigMap(t *testing.T) {
 		if cfg == nil {
 			t.Fatal(config.Problems(problems))
 		}
-		if got := cfg.Pools[0].Picker.File; got != step.file || (c.unusable != "") != step.unusable {
-			t.Errorf("%v: %q decides, %q", step.objects, got, c.unusable)
+		if got := cfg.Pools[0].Picker.File; got != step.file || (c.unusable() != "") != step.unusable {
+			t.Errorf("%v: %q decides, %q", step.objects, got, c.unusable())
 		}
 		if step.problem != "" && !slices.ContainsFunc(problems, func(p config.Problem) bool { return strings.HasPrefix(p.String(), step.problem) }) {
 			t.Errorf("no problem %q in %v", step.problem, config.Problems(problems))
@@ -172,8 +172,8 @@ func TestInClusterRefused(t *testing.T) {
 		{aPicker, "five", "ConfigMap default/conf k", "[]", false},
 	} {
 		verdicts := c.take(t.Context(), []*kube.Object{textObject(step.text), objectiveObject(step.object, `{"priority":7,"poolRefs":[{"name":"pool"}]}`), poolObject()})
-		if got := fmt.Sprint(verdicts[0].Errors); got != step.errors || (c.unusable != "") != step.unusable {
-			t.Errorf("%s: errors %s, unusable %q", step.object, got, c.unusable)
+		if got := fmt.Sprint(verdicts[0].Errors); got != step.errors || (c.unusable() != "") != step.unusable {
+			t.Errorf("%s: errors %s, unusable %q", step.object, got, c.unusable())
 		}
 		if got := cfg.Pools[0]; got.Picker.File != step.file || got.Objectives[step.object] != 7 {
 			t.Errorf("%s: %q decides, objectives %v", step.object, got.Picker.File, got.Objectives)
@@ -197,13 +197,13 @@ func TestInClusterBrokenFile(t *testing.T) {
 	c.again = func() error { cfg, _ = c.load(); return nil }
 	write("kind: [\n")
 	c.take(t.Context(), []*kube.Object{textObject(aPicker), poolObject()})
-	if cfg != nil || c.unusable == "" || len(c.good) > 0 {
-		t.Errorf("in force %t, unusable %q, good %v", cfg != nil, c.unusable, c.good)
+	if cfg != nil || c.unusable() == "" || c.texts[c.main.ID].good != nil {
+		t.Errorf("in force %t, unusable %q, texts %v", cfg != nil, c.unusable(), c.texts)
 	}
 	write("# nothing\n")
 	c.take(t.Context(), []*kube.Object{textObject(aPicker), objectiveObject("one", `{"priority":7,"poolRefs":[{"name":"pool"}]}`), poolObject()})
-	if cfg == nil || c.unusable != "" || len(c.good) != 1 {
-		t.Errorf("in force %t, unusable %q, good %v", cfg != nil, c.unusable, c.good)
+	if cfg == nil || c.unusable() != "" || c.texts[c.main.ID].good == nil {
+		t.Errorf("in force %t, unusable %q, texts %v", cfg != nil, c.unusable(), c.texts)
 	}
 }
 
