@@ -25,7 +25,8 @@ func (p *pods) compare(ctx context.Context, c *Cluster, f *feed) {
 	defer c.opt.Metrics.Forget(p.namespace)
 	for ctx.Err() == nil {
 		sleep(ctx, c.opt.compareEvery)
-		if !f.well() {
+		from := f.listed()
+		if from == 0 {
 			continue // it lists when it can
 		}
 		before := p.difference(ctx, c)
@@ -41,8 +42,8 @@ func (p *pods) compare(ctx context.Context, c *Cluster, f *feed) {
 		if ctx.Err() != nil {
 			return
 		}
-		if !f.well() {
-			continue
+		if f.listed() != from {
+			continue // what was compared is not what is known now
 		}
 		c.opt.Metrics.Differs("pods", p.namespace, n)
 		if n > 0 {

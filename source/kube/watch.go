@@ -49,6 +49,8 @@ type feed struct {
 
 	mu      sync.Mutex
 	synced  bool               // listed once
+	lists   int                // how often it was listed
+	current bool               // the last list is the one that is watched from
 	trouble map[string]trouble // by verb, what is wrong now
 	last    string             // the last trouble, wrong still or not
 	since   time.Time          // it was synced, or is in trouble
@@ -80,10 +82,14 @@ func (f *feed) state() (synced bool, why string) {
 	return f.synced, t.text
 }
 
-// well reports whether the feed is known to be up to date.
-func (f *feed) well() bool {
-	synced, why := f.state()
-	return synced && why == ""
+// listed is the number of the list that the watch goes on from; 0 while nothing is watched: there is trouble, or a list is next.
+func (f *feed) listed() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if _, t := f.worst(); t.text != "" || !f.current {
+		return 0
+	}
+	return f.lists
 }
 
 // worst is what is wrong now, and with which verb.
@@ -207,6 +213,9 @@ func (f *feed) run(ctx context.Context) error {
 		err := reflector.ListAndWatchWithContext(round)
 		wanted := round.Err() != nil
 		end()
+		f.mu.Lock()
+		f.current = false
+		f.mu.Unlock()
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -260,6 +269,7 @@ func (s synced) Resync() error      { return nil }
 func (s synced) Replace(list []any, version string) error {
 	err := s.store.Replace(list, version)
 	s.mu.Lock()
+	s.lists, s.current = s.lists+1, true
 	if !s.synced {
 		s.synced, s.since = true, time.Now()
 	}
