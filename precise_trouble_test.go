@@ -326,11 +326,21 @@ func TestBurst(t *testing.T) {
 	}
 	r := rehearse(t, preciseConfig(dialling, ""), engines...)
 	r.settle(engines...)
+	blocks := func() (n int) {
+		for _, e := range engines {
+			n += r.known(e).Blocks
+		}
+		return n
+	}
+	already := blocks()
+	for _, e := range engines {
+		e.trouble(t, `{"slow":300}`)
+	}
 	prompt := r.text(500)
 	var wg sync.WaitGroup
 	var mu sync.Mutex
-	homes := map[string]int{}
-	for i := range 50 {
+	homes, done := map[string]int{}, 0
+	ask := func(i int) {
 		wg.Go(func() {
 			a, err := r.try("/v1/completions", completion(prompt+fmt.Sprint(i), ""))
 			mu.Lock()
@@ -339,7 +349,25 @@ func TestBurst(t *testing.T) {
 				t.Errorf("%d %v %s", a.status, err, a.body)
 			}
 			homes[a.endpoint]++
+			done++
 		})
+	}
+	ask(0)
+	until(t, "something to be expected of the first", func() bool { return blocks() > already })
+	for i := range 49 {
+		ask(1 + i)
+	}
+	until(t, "all to be placed", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		n := int64(done)
+		for _, e := range r.p.store.Load().Pools[0].Endpoints {
+			n += e.Load.Requests()
+		}
+		return n >= 50
+	})
+	for _, e := range engines {
+		e.trouble(t, `{}`)
 	}
 	wg.Wait()
 	if len(homes) != 1 {

@@ -102,11 +102,13 @@ func TestPublisherKeeps(t *testing.T) {
 		}
 		return strings.Join(s, " ")
 	}
+	seq := uint64(0)
 	for _, one := range []struct {
 		bytes int
 		want  string
 	}{{4, "0"}, {4, "0 1"}, {2, "0 1 2"}, {1, "1 2 3"}, {9, "3 4"}, {11, ""}, {1, "6"}} {
-		p.Lose(next(p), make([]byte, one.bytes))
+		p.Lose(seq, make([]byte, one.bytes))
+		seq++
 		if got := kept(); got != one.want {
 			t.Errorf("after %d bytes: got %q, want %q", one.bytes, got, one.want)
 		}
@@ -117,10 +119,6 @@ func TestPublisherKeeps(t *testing.T) {
 		t.Errorf("another process keeps %q", got)
 	}
 }
-
-var nextSeq uint64
-
-func next(*Publisher) uint64 { nextSeq++; return nextSeq - 1 }
 
 // A subscriber that reads nothing holds nobody up, and loses what its queue cannot take.
 func TestPublisherQueue(t *testing.T) {
