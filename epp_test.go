@@ -131,6 +131,7 @@ func TestEPPMisused(t *testing.T) {
 		"--zap-encoder=xml":                 "want json or console",
 		"--zap-log-level=loud":              "want debug, info, error, panic, or a whole number above 0",
 		"--zap-log-level=0":                 "want debug, info, error, panic, or a whole number above 0",
+		"-v=-3":                             "-v -3: want 0 or above",
 		"--zap-stacktrace-level=debug":      "want info, error or panic",
 		"--zap-time-encoding=noon":          "want one of epoch, millis, nano, iso8601, rfc3339, rfc3339nano",
 		"--total-queued-requests-metric=x":  "is gone",

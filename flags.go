@@ -128,6 +128,9 @@ func (l *logging) add(fs *pflag.FlagSet) {
 
 // options reads the flags.
 func (l *logging) options() (observe.LogOptions, error) {
+	if l.verbosity < 0 {
+		return observe.LogOptions{}, misused("-v %d: want 0 or above", l.verbosity)
+	}
 	o := observe.LogOptions{Level: observe.Level(l.verbosity), Stack: observe.Panic, Times: l.times}
 	if l.devel {
 		o.Console, o.Level, o.Stack = true, slog.LevelDebug, slog.LevelWarn

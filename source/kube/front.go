@@ -53,7 +53,8 @@ type Front struct {
 	Leads func() bool
 	Log   *slog.Logger
 
-	client dynamic.Interface // nil before Run
+	client    dynamic.Interface // nil before Run
+	contested string            // the pod that led the Service to itself since we lead; empty for none
 
 	mu      sync.Mutex
 	said    bool   // the Service leads to us since we lead
@@ -104,7 +105,7 @@ func (f *Front) Run(ctx context.Context) error {
 		switch leads := f.Leads(); {
 		case !leads && unwatch != nil:
 			unwatch()
-			unwatch, next = nil, time.Time{}
+			unwatch, next, f.contested = nil, time.Time{}, ""
 			f.now(false, "")
 		case leads && !now.Before(next):
 			led = true
@@ -224,10 +225,11 @@ func (f *Front) say(ctx context.Context) error {
 			return err
 		}
 		ours = append(ours, slice.GetName())
-		if slices.ContainsFunc(there, func(u unstructured.Unstructured) bool {
-			return u.GetName() == slice.GetName() && says(&u, slice)
-		}) {
-			continue
+		if i := slices.IndexFunc(there, func(u unstructured.Unstructured) bool { return u.GetName() == slice.GetName() }); i >= 0 {
+			if says(&there[i], slice) {
+				continue
+			}
+			f.contest(&there[i])
 		}
 		if _, err := f.slices().Apply(ctx, slice.GetName(), slice, metav1.ApplyOptions{FieldManager: fieldManager, Force: true}); err != nil {
 			return f.may("patch", "endpointslices.discovery.k8s.io", err)
@@ -237,6 +239,24 @@ func (f *Front) say(ctx context.Context) error {
 		return fmt.Errorf("it is for %v, and we listen at %v", service.Spec.IPFamilies, f.Addresses)
 	}
 	return f.remove(ctx, there, ours)
+}
+
+// contest tells, once while we lead, which other pod led the Service to itself after we had led it here: two releases take it from
+// each other all the time.
+func (f *Front) contest(u *unstructured.Unstructured) {
+	var s discoveryv1.EndpointSlice
+	here, _ := f.State()
+	if !here || f.contested != "" || runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &s) != nil {
+		return
+	}
+	for _, e := range s.Endpoints {
+		if e.TargetRef != nil && e.TargetRef.Name != f.Pod {
+			f.contested = e.TargetRef.Name
+			f.Log.Warn("while we lead, another pod led the service to itself; when it does so again and again, it is of another release: each needs a service of its own",
+				slog.String("service", f.Namespace+"/"+f.Service), slog.String("pod", f.contested))
+			return
+		}
+	}
 }
 
 // says reports whether an EndpointSlice is what we want of it. What the API server adds does not count; further endpoints,

@@ -153,6 +153,7 @@ func (s *sliceServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // standing is a front before a server, and what it has said.
 type standing struct {
 	*sliceServer
+	front *Front
 	leads atomic.Bool
 	log   lockedBuffer
 	stop  func()
@@ -161,13 +162,13 @@ type standing struct {
 func newStanding(t *testing.T, addresses ...string) *standing {
 	s := &standing{sliceServer: newSliceServer()}
 	server := httptest.NewServer(s)
-	f := &Front{
+	s.front = &Front{
 		Config: &rest.Config{Host: server.URL, QPS: -1}, Namespace: "ns", Service: "epp", Pod: "epp-1", Node: "n1",
 		Addresses: Addresses(addresses...), Leads: s.leads.Load, Log: slog.New(slog.NewTextHandler(&s.log, nil)),
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- f.Run(ctx) }()
+	go func() { done <- s.front.Run(ctx) }()
 	s.stop = sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -296,6 +297,43 @@ func TestFrontHandsOver(t *testing.T) {
 		if got := s.names(); got != want {
 			t.Errorf("at the end, another leads %v: got %q, want %q", next, got, want)
 		}
+	}
+}
+
+// TestFrontContested: another that leads the Service to itself while we lead is named, once.
+func TestFrontContested(t *testing.T) {
+	s := newStanding(t, "10.0.0.7")
+	other := func() {
+		s.change(func() {
+			e := s.slices["epp-leader"]["endpoints"].([]any)[0].(map[string]any)
+			e["addresses"], e["targetRef"] = []any{"10.0.0.8"}, map[string]any{"kind": "Pod", "name": "other-1", "namespace": "ns"}
+			s.put("epp-leader", s.slices["epp-leader"])
+		})
+	}
+	const line = "each needs a service of its own"
+	here := func(want bool) {
+		s.wait(t, fmt.Sprint("here: ", want), func() bool { here, _ := s.front.State(); return here == want })
+	}
+	for range 3 { // what another does while we do not lead is right
+		s.leads.Store(true)
+		s.until(t, "when we lead", "epp-leader=10.0.0.7")
+		here(true)
+		s.leads.Store(false)
+		here(false)
+		other()
+	}
+	s.leads.Store(true)
+	s.until(t, "when we lead again", "epp-leader=10.0.0.7")
+	if here(true); strings.Contains(s.log.String(), line) {
+		t.Fatal(s.log.String())
+	}
+	for range 3 {
+		other()
+		s.until(t, "when another led it to itself", "epp-leader=10.0.0.7")
+		s.wait(t, line, func() bool { return strings.Contains(s.log.String(), line) })
+	}
+	if n := strings.Count(s.log.String(), line); n != 1 || !strings.Contains(s.log.String(), "pod=other-1") {
+		t.Errorf("said %d times:\n%s", n, s.log.String())
 	}
 }
 
