@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
@@ -58,6 +59,7 @@ type configMap struct {
 	changed func()
 	feed    *feed
 	stop    context.CancelFunc
+	since   time.Time // it is followed
 
 	mu     sync.Mutex
 	object *Object // nil while there is none
@@ -113,7 +115,8 @@ func (c *Cluster) texts(ctx context.Context, g *errgroup.Group, pools []*Object)
 		if c.maps[id] == nil {
 			m := newConfigMap(c, id, key)
 			ctx, stop := context.WithCancel(ctx)
-			m.stop = stop
+			m.stop, m.since = stop, time.Now()
+			time.AfterFunc(optionalWait, c.wakeObjects)
 			c.maps[id] = m
 			g.Go(func() error { return m.feed.run(ctx) })
 		}
@@ -130,7 +133,9 @@ func (c *Cluster) texts(ctx context.Context, g *errgroup.Group, pools []*Object)
 			list = append(list, m.object)
 		}
 		m.mu.Unlock()
-		if synced, _ := m.feed.state(); !synced && id == c.opt.ConfigMap.ID {
+		switch synced, why := m.feed.state(); {
+		case synced:
+		case id == c.opt.ConfigMap.ID, !denies(why) && time.Since(m.since) < optionalWait: // no pool begins by another configuration
 			known = false
 		}
 	}

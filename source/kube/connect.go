@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -152,12 +151,6 @@ func (c *clients) has(ctx context.Context, groupVersion, resource string) (bool,
 		}
 	}
 	return false, nil
-}
-
-// gone reports whether an error says that the server knows no such resource.
-func gone(err error) bool {
-	var status apierrors.APIStatus
-	return errors.As(err, &status) && status.Status().Code == http.StatusNotFound
 }
 
 // CheckName says why no object of an API server can have the name, or nil.

@@ -114,6 +114,7 @@ type Cluster struct {
 	maps    map[fleet.ID]*configMap
 	dirty   map[string]bool // namespaces whose endpoints changed
 	told    bool            // the first configuration is in force
+	known   bool            // all that there is was known once
 	old     []Verdict       // of objects that are superseded
 }
 
@@ -368,7 +369,7 @@ func (c *Cluster) lacking() bool {
 func (c *Cluster) settled() bool {
 	for _, s := range c.others {
 		settled, why := s.state()
-		if !settled && !strings.HasPrefix(why, "may not") {
+		if !settled && !denies(why) {
 			return false
 		}
 	}
@@ -425,35 +426,77 @@ func (c *Cluster) ours(o *Object, pools []*Object) bool {
 // Ready says what is not known yet, or nil: the pools, their pods and the configuration. Once it is known what there
 // is, only a pool that is gone makes a picker for one pool unready again.
 func (c *Cluster) Ready() error {
-	for _, s := range c.pools {
-		settled, why := s.state()
-		switch {
-		case !settled && why != "":
-			return errors.New(why)
-		case !settled:
-			return fmt.Errorf("the pools of %s are not known yet", cmpOr(s.namespace, "the cluster"))
-		case c.single() && s.feedless():
-			return errors.New(why)
-		case c.single() && s.get(c.opt.Pool) == nil:
-			return fmt.Errorf("there is no InferencePool %s", c.opt.Pool)
-		}
-	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.told {
-		return errors.New("the API server's objects are not in force yet")
+	known := c.known
+	c.mu.Unlock()
+	if !known {
+		if err := c.unknown(); err != nil {
+			return err
+		}
 	}
-	for namespace, w := range c.watched {
-		if w.told {
-			continue
+	for _, s := range c.pools {
+		if _, why := s.state(); c.single() && s.get(c.opt.Pool) == nil {
+			return errors.New(cmp.Or(why, fmt.Sprintf("there is no InferencePool %s", c.opt.Pool)))
 		}
-		if _, why := w.feed.state(); why != "" {
-			return errors.New(why)
-		}
-		return fmt.Errorf("the pods of namespace %s are not known yet", namespace)
 	}
 	return nil
 }
+
+// unknown says what was not known yet, or nil.
+func (c *Cluster) unknown() error {
+	var pools, pods places
+	for _, s := range c.pools {
+		settled, why := s.state()
+		pools.add(settled, cmp.Or(why, fmt.Sprintf("the pools of %s are not known yet", (&feed{cluster: s.namespace == "", namespace: s.namespace}).where())))
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for namespace, w := range c.watched {
+		_, why := w.feed.state()
+		pods.add(w.told, cmp.Or(why, fmt.Sprintf("the pods of namespace %s are not known yet", namespace)))
+	}
+	why := pools.missing()
+	switch {
+	case why != "":
+	case !c.told:
+		why = "the API server's objects are not in force yet"
+	default:
+		why = pods.missing()
+	}
+	if why != "" {
+		return errors.New(why)
+	}
+	c.known = true
+	return nil
+}
+
+// places are the namespaces of which something should be known. Those that may not be read are no hindrance to others.
+type places struct {
+	known        bool // some are
+	denied, open string
+}
+
+func (p *places) add(known bool, why string) {
+	switch {
+	case known:
+		p.known = true
+	case denies(why):
+		p.denied = why
+	default:
+		p.open = why
+	}
+}
+
+// missing says why too little is known, empty for enough.
+func (p *places) missing() string {
+	if p.open == "" && !p.known {
+		return p.denied
+	}
+	return p.open
+}
+
+// denies reports whether what is wrong is that we may not.
+func denies(why string) bool { return strings.HasPrefix(why, "may not ") }
 
 // get is an object, or nil.
 func (s *objects) get(id fleet.ID) *Object {
@@ -467,11 +510,4 @@ func (s *objects) feedless() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.feed == nil
-}
-
-func cmpOr(a, b string) string {
-	if a != "" {
-		return "namespace " + a
-	}
-	return b
 }

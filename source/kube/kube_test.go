@@ -39,7 +39,11 @@ func (w *told) take(source string, list []fleet.EndpointSpec) {
 }
 
 func (w *told) judge(_ context.Context, list []*Object) []Verdict {
-	w.note(func() { w.objects = list })
+	w.note(func() {
+		if w.objects = list; w.look != nil {
+			w.look()
+		}
+	})
 	return nil
 }
 
@@ -153,6 +157,108 @@ func TestForbiddenPods(t *testing.T) {
 	})
 }
 
+// forbid has nobody list and watch a resource of a namespace.
+func (s *server) forbid(resource, namespace string) {
+	s.with(func() {
+		for _, verb := range []string{"list", "watch"} {
+			s.forbidden[verb+" "+resource+" "+namespace] = true
+		}
+	})
+}
+
+// Of several namespaces one that may not be read is no hindrance to the others; where none may be, that is said.
+func TestForbiddenElsewhere(t *testing.T) {
+	for _, resource := range []string{"pods", "inferencepools"} {
+		t.Run(resource, func(t *testing.T) {
+			s := newServer(t)
+			for _, namespace := range []string{"a", "b"} {
+				s.put(aPool, namespace, "p", "x")
+				s.put(aPod, namespace, "e", "u", "x", "10.1.0.1", "True")
+				s.forbid(resource, namespace)
+			}
+			w := follow(t, s, Options{Namespaces: []string{"a", "b"}})
+			w.until("the reason", func() bool {
+				err := w.c.Ready()
+				return err != nil && strings.HasPrefix(err.Error(), "may not list "+resource)
+			})
+			s.with(func() {
+				for _, verb := range []string{"list", "watch"} {
+					delete(s.forbidden, verb+" "+resource+" a")
+				}
+			})
+			w.until("readiness", func() bool { return w.c.Ready() == nil && w.endpoints("a", "e-rank-0=10.1.0.1:8000")() })
+			if len(w.sources) != 1 {
+				t.Errorf("told %v", w.sources)
+			}
+		})
+	}
+}
+
+// A namespace that comes while we run, and whose pods are not known, takes nothing from those that are.
+func TestReadyStays(t *testing.T) {
+	s := newServer(t)
+	s.put(aPool, "a", "p", "x")
+	s.put(aPod, "a", "e", "u", "x", "10.1.0.1", "True")
+	w := follow(t, s, Options{Namespaces: []string{"a", "b"}})
+	w.until("readiness", func() bool { return w.c.Ready() == nil })
+	s.forbid("pods", "b")
+	s.put(aPool, "b", "p", "x")
+	w.until("that it is refused", func() bool { return w.failed["pods list Forbidden"] > 0 })
+	if err := w.c.Ready(); err != nil {
+		t.Errorf("not ready: %v", err)
+	}
+}
+
+// A stranger that knows no pods, such as a load balancer before an API server that is away, ends nothing.
+func TestStranger(t *testing.T) {
+	s := newServer(t)
+	s.put(aPool, "a", "p", "x")
+	s.put(aPod, "a", "e0", "u0", "x", "10.1.0.1", "True")
+	w := follow(t, s, single)
+	w.until("the endpoint", w.endpoints("a", "e0-rank-0=10.1.0.1:8000"))
+	builtIn := s.groups["v1"]
+	s.with(func() { delete(s.groups, "v1") })
+	w.until("failures", func() bool { return w.failed["pods list NotFound"] > 0 })
+	s.put(aPod, "a", "e1", "u1", "x", "10.1.0.2", "True")
+	s.with(func() { s.groups["v1"] = builtIn })
+	w.until("the other endpoint", w.endpoints("a", "e0-rank-0=10.1.0.1:8000", "e1-rank-0=10.1.0.2:8000"))
+}
+
+// An API server that is starting may not know a definition for a moment: what was known stays. When it has none, nothing is left,
+// though no event told so.
+func TestDefinitionAway(t *testing.T) {
+	s := newServer(t)
+	s.put(aPool, "a", "p", "x")
+	s.put(aPod, "a", "e0", "u0", "x", "10.1.0.1", "True")
+	w := follow(t, s, single)
+	w.until("the endpoint", w.endpoints("a", "e0-rank-0=10.1.0.1:8000"))
+	w.until("readiness", func() bool { return w.c.Ready() == nil })
+	const group = "inference.networking.k8s.io/v1"
+	served := s.groups[group]
+	away := func() {
+		s.with(func() { delete(s.groups, group) })
+		w.until("that it is missed", func() bool {
+			return strings.Contains(w.feed("inferencepools.inference.networking.k8s.io").Error, "not installed")
+		})
+	}
+	w.note(func() { w.fewest = 1 })
+	away()
+	if err := w.c.Ready(); err != nil {
+		t.Errorf("for a moment: %v", err)
+	}
+	s.with(func() { s.groups[group] = served })
+	w.until("it again", func() bool { return w.feed("inferencepools.inference.networking.k8s.io").State == Synced })
+	if w.fewest != 1 {
+		t.Error("for a moment it had no endpoint")
+	}
+	away()
+	w.until("no endpoint", w.endpoints("a"))
+	w.until("the reason", func() bool {
+		err := w.c.Ready()
+		return err != nil && strings.Contains(err.Error(), "not installed")
+	})
+}
+
 // While the API server is away the last state stays; what changed meanwhile is seen afterwards, though no event tells of it.
 func TestOutage(t *testing.T) {
 	s := newServer(t)
@@ -194,7 +300,19 @@ func TestManyPools(t *testing.T) {
 	w.until("one", func() bool {
 		return len(w.sources) == 1 && len(w.objects) == 1 && slices.Equal(w.forgotten, []string{"b"})
 	})
+	// A pool that comes does not begin by another configuration than its own, unless that is not to be had.
+	s.put(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"namespace":"c","name":"pick"},"data":{"default-plugins.yaml":"its own"}}`)
+	without := false
+	w.note(func() {
+		w.look = func() {
+			without = without || w.object("InferencePool c/p") != nil && w.object("ConfigMap c/pick default-plugins.yaml") == nil
+		}
+	})
 	s.put(aPool, "c", "p", "x")
+	w.until("its text", func() bool { return w.object("ConfigMap c/pick default-plugins.yaml") != nil })
+	if without {
+		t.Error("the pool was told without its text")
+	}
 	w.until("the third", w.endpoints("c", "e-rank-0=10.1.0.1:8000"))
 }
 

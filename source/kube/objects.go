@@ -98,8 +98,10 @@ type objects struct {
 
 	mu      sync.Mutex
 	using   schema.GroupVersionResource
-	feed    *feed // of using; nil while there is none
-	absent  bool  // the API server does not have the kind
+	feed    *feed     // of using; nil while there is none
+	absent  bool      // the API server does not have the kind
+	known   bool      // it was listed since it was last absent
+	lost    time.Time // since when the API server says that it has not what was known; zero while it has
 	trouble string
 	since   time.Time          // absent, or in trouble
 	all     map[string]*Object // by namespace and name
@@ -112,10 +114,10 @@ func newObjects(c *Cluster, k kind, namespace string) *objects {
 // state reports whether it is known what there is, and what is wrong now.
 func (s *objects) state() (settled bool, why string) {
 	s.mu.Lock()
-	f, absent, trouble := s.feed, s.absent, s.trouble
+	f, absent, known, trouble := s.feed, s.absent, s.known, s.trouble
 	s.mu.Unlock()
 	if f == nil {
-		return absent, trouble
+		return absent || known, trouble
 	}
 	return f.state()
 }
@@ -130,6 +132,7 @@ func (s *objects) run(ctx context.Context) {
 			continue
 		}
 		s.follow(ctx, best)
+		sleep(ctx, firstRetry)
 	}
 }
 
@@ -172,11 +175,21 @@ func (s *objects) missing(ctx context.Context, err error) {
 	if news {
 		s.since = time.Now()
 	}
-	s.trouble, s.absent, s.feed = trouble, err == nil, nil
-	if s.absent {
+	if s.trouble, s.feed = trouble, nil; err != nil {
+		s.lost = time.Time{}
+	} else if s.lost.IsZero() {
+		s.lost = time.Now()
+	}
+	s.absent = err == nil && (!s.known || time.Since(s.lost) >= absentAfter)
+	forget := s.absent && s.known
+	if forget {
 		clear(s.all)
+		s.known = false
 	}
 	s.mu.Unlock()
+	if forget {
+		s.changed()
+	}
 	switch {
 	case !news:
 		return
@@ -197,7 +210,7 @@ func (s *objects) follow(ctx context.Context, r schema.GroupVersionResource) {
 	example.SetGroupVersionKind(r.GroupVersion().WithKind(s.name))
 	f.filled = s.changed
 	f.c, f.example, f.store, f.empty = s.c, example, s, func() runtime.Object { return &unstructured.UnstructuredList{} }
-	f.resource += "." + r.Group
+	f.resource, f.custom = f.resource+"."+r.Group, true
 	s.mu.Lock()
 	if s.using != r {
 		s.c.opt.Log.Info("following", slog.String("resource", f.resource), slog.String("version", r.Version), slog.String("in", f.where()))
@@ -206,7 +219,7 @@ func (s *objects) follow(ctx context.Context, r schema.GroupVersionResource) {
 		}
 	}
 	newer := s.using.Group == legacyGroup && r.Group != legacyGroup
-	s.feed, s.using, s.absent, s.trouble = f, r, false, ""
+	s.feed, s.using, s.absent, s.trouble, s.lost = f, r, false, "", time.Time{}
 	s.mu.Unlock()
 	if newer {
 		signal(s.c.wake.older)
@@ -276,7 +289,7 @@ func (s *objects) Replace(list []any, _ string) error {
 		all[o.Namespace+"/"+o.Name] = o
 	}
 	s.mu.Lock()
-	s.all = all
+	s.all, s.known = all, true
 	s.mu.Unlock()
 	s.changed()
 	return nil

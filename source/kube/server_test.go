@@ -32,7 +32,7 @@ type server struct {
 	groups     map[string][]string       // plurals by group and version
 	objects    map[string]map[string]any // by group and version, plural, namespace and name
 	versions   int
-	forbidden  map[string]bool   // "verb plural"
+	forbidden  map[string]bool   // "verb plural", or "verb plural namespace"
 	mute       bool              // changes make no events
 	asked      map[string]int    // by "verb plural"
 	writes     []string          // what was written, or was to be
@@ -275,7 +275,7 @@ func (s *server) serve(w http.ResponseWriter, r *http.Request, version, plural, 
 	}
 	s.mu.Lock()
 	s.asked[verb+" "+plural]++
-	forbidden, served := s.forbidden[verb+" "+plural], slices.Contains(s.groups[version], plural)
+	forbidden, served := s.forbidden[verb+" "+plural] || s.forbidden[verb+" "+plural+" "+namespace], slices.Contains(s.groups[version], plural)
 	s.mu.Unlock()
 	name, named := strings.CutPrefix(q.Get("fieldSelector"), "metadata.name=")
 	mine := func(path string, o map[string]any) bool {
@@ -390,6 +390,7 @@ type told struct {
 	mu            sync.Mutex
 	sources       map[string][]string
 	objects       []*Object
+	look          func() // called for each list
 	failed        map[string]int
 	differs, most int
 	log           lines

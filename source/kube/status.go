@@ -36,9 +36,9 @@ const (
 	reportTick     = time.Second
 	reportTimeout  = 10 * time.Second
 	reportPatience = 10 * time.Minute // the most that one who is overruled again and again waits
-	reportDenied   = 5 * time.Minute  // until a permission that was missing is tried again
+	reportDenied   = 30 * time.Second // until a permission that was missing is tried again
 	reportOthers   = 10 * time.Second // how long the picker whose turn it is has to speak
-	reportLegacy   = time.Minute      // how often the group of before is looked at
+	reportLegacy   = 10 * time.Second // how often the group of before is looked at
 )
 
 // reports writes what became of objects into their status, and events about what is wrong.
@@ -162,6 +162,8 @@ func judge(v Verdict, pools []*Object) (c metav1.Condition, of []*Object, lost s
 		set(metav1.ConditionFalse, v1.ReasonPoolNotFound, lost+": create it, or name another in "+field)
 	case len(of) == 0:
 		set(metav1.ConditionFalse, v1.ReasonPoolNotFound, fmt.Sprintf("no InferencePool of namespace %s has the labels of spec.poolSelector: label one, or change the selector", v.Namespace))
+	case len(v.Pools) == 0 && ruleless(v.Object):
+		set(metav1.ConditionTrue, v1.ReasonAccepted, "has no rules: it changes nothing", lost, warnings)
 	case len(v.Pools) == 0 && warnings != "":
 		set(metav1.ConditionFalse, v1.ReasonConflicted, warnings)
 	case len(v.Pools) == 0:
@@ -170,6 +172,12 @@ func judge(v Verdict, pools []*Object) (c metav1.Condition, of []*Object, lost s
 		set(metav1.ConditionTrue, v1.ReasonAccepted, "counts for InferencePool "+strings.Join(names, ", "), lost, warnings)
 	}
 	return c, of, lost
+}
+
+// ruleless reports whether an object is an InferenceModelRewrite without rules.
+func ruleless(o *Object) bool {
+	var r v1.InferenceModelRewrite
+	return o.Kind == "InferenceModelRewrite" && json.Unmarshal(o.Data, &r) == nil && len(r.Spec.Rules) == 0
 }
 
 // among are the pools that an object is for, those that it names first, and the names of those that do not exist.
@@ -339,6 +347,7 @@ func (r *reports) say(ctx context.Context, p report) {
 	s.times++
 	if err != nil {
 		if r.failed(ctx, p, err); r.held(p.Resource, now) {
+			s.times, s.next = 0, time.Time{} // that is how long it waits
 			r.tell(ctx, p, s)
 		}
 		return

@@ -42,6 +42,7 @@ func TestJudge(t *testing.T) {
 	chosen.choose = &gold
 	only := objective()
 	only.choose = &gold
+	rewrite := &Object{Kind: "InferenceModelRewrite", Namespace: "ns", Name: "r", Data: []byte(`{"spec":{"poolRef":{"name":"a"}}}`), pools: []string{"a"}}
 	a, b, c := pooled("a", labels.Set{"tier": "gold"}), pooled("b", nil), pooled("c", labels.Set{"tier": "gold"})
 	for _, x := range []struct {
 		name  string
@@ -57,6 +58,7 @@ func TestJudge(t *testing.T) {
 		{"selects nothing", Verdict{Object: only}, []*Object{b}, "False PoolNotFound: no InferencePool of namespace ns has the labels of spec.poolSelector: label one, or change the selector ()"},
 		{"wrong", Verdict{Object: objective("a"), Errors: []string{"spec.rules[0]: one", "two"}}, []*Object{a}, "False Invalid: spec.rules[0]: one; two (a)"},
 		{"conflicted", Verdict{Object: objective("a"), Warnings: []string{"rule 1 of older comes first"}}, []*Object{a}, "False Conflicted: rule 1 of older comes first (a)"},
+		{"without rules", Verdict{Object: rewrite, Warnings: []string{"no"}}, []*Object{a}, "True Accepted: has no rules: it changes nothing; no (a)"},
 		{"its pool is wrong", Verdict{Object: objective("a")}, []*Object{a}, "Unknown Pending: InferencePool a is not in force: its events say why (a)"},
 		{"superseded", Verdict{Object: &Object{Kind: "InferenceObjective", Namespace: "ns", Resource: schema.GroupVersionResource{Group: legacyGroup}, pools: []string{"a"}}, Superseded: true}, []*Object{a}, "False Superseded: inference.networking.x-k8s.io is not read where the API server has llm-d.ai: write this as llm-d.ai/v1 (a)"},
 		{"a ConfigMap", Verdict{Object: &Object{Kind: "ConfigMap", Namespace: "ns"}, Errors: []string{"3: plugins: no"}}, nil, "False Invalid: 3: plugins: no ()"},
@@ -316,6 +318,6 @@ func TestReportsDenied(t *testing.T) {
 		n.denied = nil
 		n.mu.Unlock()
 		time.Sleep(reportDenied)
-		n.want(t, "False PoolNotFound at 00:20:00", "PoolNotFound true")
+		n.want(t, "False PoolNotFound at 00:17:00", "PoolNotFound true")
 	})
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"net/http"
 	"sync"
 	"time"
 
@@ -24,12 +25,13 @@ import (
 // How long we wait before an API server is asked again that did not answer, and how often one is asked for
 // kinds that it does not have.
 const (
-	firstRetry = 200 * time.Millisecond
-	lastRetry  = 5 * time.Second
-	steady     = time.Second     // a watch that held for so long had nothing wrong: after it breaks, what is missed is soon asked for
-	quietRetry = 5 * time.Minute // of what is optional
-	absentPoll = 2 * time.Second
-	otherPoll  = 30 * time.Second // for a better version than the one in use
+	firstRetry  = 200 * time.Millisecond
+	lastRetry   = 5 * time.Second
+	steady      = time.Second     // a watch that held for so long had nothing wrong: after it breaks, what is missed is soon asked for
+	quietRetry  = 5 * time.Minute // of what is optional
+	absentPoll  = 2 * time.Second
+	absentAfter = 5 * time.Second  // an API server that is starting does not know its definitions: what was known is gone later
+	otherPoll   = 30 * time.Second // for a better version than the one in use
 )
 
 // feed follows one resource in one namespace: it lists, then watches, and lists again when a watch cannot go on.
@@ -40,6 +42,7 @@ type feed struct {
 	namespace string // empty for all
 	cluster   bool   // it is not of a namespace
 	quiet     bool   // what we may not is told once, in passing, and asked again seldom
+	custom    bool   // of a CustomResourceDefinition, with which the resource goes
 	example   runtime.Object
 	empty     func() runtime.Object // a list
 	list      func(context.Context, metav1.ListOptions) (runtime.Object, error)
@@ -174,11 +177,18 @@ func reason(err error) string {
 	return "Unreachable"
 }
 
+// gone reports whether an error says that the API server has no such resource any more. Of what is built in nobody but a stranger
+// says so, such as a load balancer before an API server that is away.
+func (f *feed) gone(err error) bool {
+	var status apierrors.APIStatus
+	return f.custom && errors.As(err, &status) && status.Status().Code == http.StatusNotFound
+}
+
 // run follows the resource until ctx ends, or the server has no such resource any more, which is an error.
 func (f *feed) run(ctx context.Context) error {
 	ctx = klog.NewContext(ctx, logr.Discard()) // we say ourselves what there is to say
 	checked := func(verb string, err error) {
-		if ctx.Err() == nil && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) && !gone(err) {
+		if ctx.Err() == nil && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) && !f.gone(err) {
 			f.said(verb, err)
 		}
 	}
@@ -193,7 +203,7 @@ func (f *feed) run(ctx context.Context) error {
 			if o.SendInitialEvents == nil || err == nil || apierrors.IsForbidden(err) { // otherwise a list is tried next
 				checked("watch", err)
 			}
-			if err != nil && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) && !gone(err) {
+			if err != nil && !apierrors.IsResourceExpired(err) && !apierrors.IsGone(err) && !f.gone(err) {
 				err = opaque{err} // or the reflector would wait by itself, whether ctx ends or not
 			}
 			return w, err
@@ -221,7 +231,7 @@ func (f *feed) run(ctx context.Context) error {
 			return nil
 		case wanted:
 			pause = firstRetry
-		case gone(err):
+		case f.gone(err):
 			return err
 		case err != nil:
 			if _, why := f.state(); why == "" { // what was answered makes no sense
