@@ -4,6 +4,7 @@ package penstock
 
 import (
 	"bytes"
+	"context"
 	"crypto/ecdsa"
 	"crypto/rand"
 	"crypto/tls"
@@ -11,6 +12,7 @@ import (
 	"encoding/pem"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -212,5 +214,45 @@ func TestMetricsTLS(t *testing.T) {
 		if _, err := p.metricsCertificate(); err == nil || !strings.HasPrefix(err.Error(), x.want) {
 			t.Errorf("got %v, want %q", err, x.want)
 		}
+	}
+}
+
+// Cipher suites without those of HTTP/2 leave HTTP/1.1 on the metrics port.
+func TestMetricsCipherSuites(t *testing.T) {
+	folder := t.TempDir()
+	writePair(t, folder, time.Now())
+	for suites, want := range map[string]string{
+		"": "HTTP/2.0",
+		"TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384,TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256": "HTTP/2.0",
+		"TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384":                                         "HTTP/1.1",
+	} {
+		p := &process{settings: settings{metricsCerts: folder}}
+		if suites != "" {
+			p.ciphers = strings.Split(suites, ",")
+		}
+		p.log = slog.New(slog.DiscardHandler)
+		c, err := p.metricsCertificate()
+		if err != nil {
+			t.Fatal(err)
+		}
+		lis, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		served := make(chan error, 1)
+		go func() { served <- serveTLS(ctx, lis, c, p.log, http.NotFoundHandler()) }()
+		client := &http.Client{Transport: &http.Transport{ForceAttemptHTTP2: true, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}}
+		resp, err := client.Get("https://" + lis.Addr().String())
+		if err != nil {
+			t.Errorf("%q: %v", suites, err)
+		} else if resp.Body.Close(); resp.Proto != want {
+			t.Errorf("%q: got %s, want %s", suites, resp.Proto, want)
+		}
+		stop()
+		if err := <-served; err != nil {
+			t.Errorf("%q: %v", suites, err)
+		}
+		client.CloseIdleConnections()
 	}
 }

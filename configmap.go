@@ -4,8 +4,12 @@ package penstock
 
 import (
 	"bytes"
+	"context"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
+	"time"
 
 	"github.com/penstock-project/penstock/config"
 	"github.com/penstock-project/penstock/fleet"
@@ -52,10 +56,66 @@ func (t *mapText) state() string {
 	return "older-in-force"
 }
 
+// fileTexts are what the files say that flags name, by path. They count together: one that is wrong has all say what they said last.
+type fileTexts struct {
+	now, good map[string][]byte // as last read; as last in force
+	refused   map[string][]byte // that could not be put into force; nil for none
+	why       string            // they could not
+}
+
+func sameTexts(a, b map[string][]byte) bool { return maps.EqualFunc(a, b, bytes.Equal) }
+
+// judge says what is wrong with the files of a configuration, nil when that could not be read; empty for nothing.
+func (f *fileTexts) judge(cfg *config.Config) (problems []config.Problem, fit bool) {
+	if cfg == nil {
+		return nil, false
+	}
+	if path := emptied(f.good, cfg); path != "" {
+		return []config.Problem{{Severity: config.Error, File: path, Text: isEmpty}}, false
+	}
+	if f.refused != nil && sameTexts(f.refused, cfg.Read) {
+		return []config.Problem{{Severity: config.Error, Text: f.why}}, false
+	}
+	return nil, true
+}
+
+// documented reads documents, and the files beside them, which say what they said last while they cannot count.
+func (c *cluster) documented(docs []config.Document) (*config.Config, []config.Problem) {
+	docs, o := slices.Concat(c.flags, docs), c.options
+	cfg, problems := config.Documents(docs, o, c.files...)
+	more, fit := c.named.judge(cfg)
+	problems = append(problems, more...)
+	if !fit && len(c.named.good) > 0 {
+		o.Instead = c.named.good
+		if cfg, more = config.Documents(docs, o, c.files...); cfg != nil {
+			more = append(more, config.Problem{Severity: config.Warning, File: strings.Join(c.files, ", "), Text: "what was read last stays in force, until this is right"})
+		}
+		problems = joined(problems, more)
+	}
+	if cfg != nil {
+		c.named.now = cfg.Read
+	}
+	return cfg, problems
+}
+
+// joined are problems, and those of more that are not among them.
+func joined(problems, more []config.Problem) []config.Problem {
+	for _, p := range more {
+		if !slices.Contains(problems, p) {
+			problems = append(problems, p)
+		}
+	}
+	return problems
+}
+
 // keep remembers the texts that are in force now.
 func (c *cluster) keep() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.pools = c.read
+	if f := &c.named; !sameTexts(f.good, f.now) {
+		f.good, f.refused = f.now, nil
+	}
 	for id, t := range c.texts {
 		if t.fit {
 			good := t.now
@@ -67,7 +127,8 @@ func (c *cluster) keep() {
 	}
 }
 
-// refuse remembers the texts that are new in what could not be put into force, and reports whether there are any.
+// refuse remembers the texts that are new in what could not be put into force, those of files when no other is, and reports whether
+// there are any.
 func (c *cluster) refuse(why error) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -77,7 +138,42 @@ func (c *cluster) refuse(why error) bool {
 			t.refused, t.why, news = t.now.Data, why.Error(), true
 		}
 	}
+	if f := &c.named; !news && !sameTexts(f.now, f.good) {
+		f.refused, f.why, news = f.now, why.Error(), true
+	}
 	return news
+}
+
+// retryEvery is how often what was refused is tried again: it may have been for a file that comes later.
+const retryEvery = 30 * time.Second
+
+// retry tries again what was refused, until ctx ends.
+func (c *cluster) retry(ctx context.Context) {
+	tick := time.NewTicker(retryEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if c.forgive() {
+			c.anew()
+		}
+	}
+}
+
+// forgive forgets what was refused, and reports whether anything was.
+func (c *cluster) forgive() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	some := c.named.refused != nil
+	c.named.refused = nil
+	for _, t := range c.texts {
+		some = some || t.refused != nil
+		t.refused = nil
+	}
+	return some
 }
 
 // load reads all that is known. A ConfigMap that is wrong keeps what it said while it was right.
@@ -85,7 +181,7 @@ func (c *cluster) load() (*config.Config, []config.Problem) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	docs, texts := c.documents()
-	cfg, problems := config.Documents(slices.Concat(c.flags, docs), c.options, c.files...)
+	cfg, problems := c.documented(docs)
 	older := false
 	for i, t := range texts {
 		if t == nil {
@@ -109,13 +205,8 @@ func (c *cluster) load() (*config.Config, []config.Problem) {
 		}
 	}
 	if older {
-		again, more := config.Documents(slices.Concat(c.flags, docs), c.options, c.files...)
-		for _, p := range more {
-			if !slices.Contains(problems, p) {
-				problems = append(problems, p)
-			}
-		}
-		cfg = again
+		again, more := c.documented(docs)
+		cfg, problems = again, joined(problems, more)
 	}
 	if t := c.texts[c.main.ID]; t != nil && t.good != nil && !t.there {
 		problems = append(problems, config.Problem{Severity: config.Error, File: c.main.String(), Text: "is gone: what it said last stays in force, until this process ends"})
@@ -133,7 +224,7 @@ func (c *cluster) load() (*config.Config, []config.Problem) {
 		return nil, problems
 	}
 	c.narrow(cfg)
-	c.pools = cfg.Pools
+	c.read = cfg.Pools
 	return cfg, problems
 }
 

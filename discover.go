@@ -129,16 +129,17 @@ func (p *process) follow(ctx context.Context, g *errgroup.Group, cfg *config.Con
 			return r.round.Wait()
 		}
 		return file.Watch(ctx, p.watched(cfg), func() []string {
-			paths, err := r.again(ctx)
-			if err == nil && p.cluster != nil {
-				p.cluster.keep()
+			if p.cluster != nil {
+				return p.cluster.anew()
 			}
+			paths, _ := r.again(ctx)
 			return paths
 		})
 	})
 	if p.cluster != nil {
-		p.cluster.again = func() error { _, err := r.again(ctx); return err }
+		p.cluster.again = func() ([]string, error) { return r.again(ctx) }
 		g.Go(func() error { return p.cluster.Run(ctx) })
+		g.Go(func() error { p.cluster.retry(ctx); return nil })
 	}
 }
 
@@ -159,8 +160,8 @@ func (r *reloading) end() {
 	_ = r.round.Wait()
 }
 
-// again reads all anew and returns the paths to watch from then on; an error when what was read cannot be put into force,
-// which is logged.
+// again reads all anew and returns the paths to watch from then on; an error when what was read is not in force,
+// which is logged. What is in force, a cluster keeps.
 func (r *reloading) again(ctx context.Context) ([]string, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -175,25 +176,29 @@ func (r *reloading) again(ctx context.Context) ([]string, error) {
 	}
 	logProblems(r.log, problems)
 	if next != nil && next.Digest == r.current.Digest {
+		if r.cluster != nil {
+			r.cluster.keep()
+		}
 		return r.watched(r.current), nil
 	}
-	if path := emptied(r.current, next); path != "" {
-		const text = "a file is empty, as one is that is being written: delete it, or write endpoints: [] for no endpoints"
-		r.log.Error(text, slog.String("path", path))
-		all = append(slices.Clip(all), config.Problem{Severity: config.Error, File: path, Text: text})
+	if path := emptied(r.current.Read, next); path != "" {
+		r.log.Error(isEmpty, slog.String("path", path))
+		all = append(slices.Clip(all), config.Problem{Severity: config.Error, File: path, Text: isEmpty})
 		next = nil
 	}
 	if next == nil {
 		if len(problems) > 0 {
 			r.log.Error("the configuration has errors; the last good one stays in force")
 		}
-		return r.watched(r.current), nil
+		return r.watched(r.current), errors.New("the configuration has errors")
 	}
 	r.stop() // nobody is to tell of a file that is withdrawn
 	_ = r.round.Wait()
 	err := r.apply(ctx, next)
 	if err == nil {
-		r.current = next
+		if r.current = next; r.cluster != nil {
+			r.cluster.keep()
+		}
 	}
 	r.round, r.stop = r.discoverAll(ctx, r.current)
 	if err != nil {
@@ -233,11 +238,14 @@ func (p *process) watched(cfg *config.Config) []string {
 	return append(slices.Clone(p.files), cfg.Files...)
 }
 
-// emptied is a file in which something was written and nothing is any more; empty for none.
-func emptied(before, now *config.Config) string {
+// isEmpty is what is wrong with such a file.
+const isEmpty = "a file is empty, as one is that is being written: delete it, or write endpoints: [] for no endpoints"
+
+// emptied is a file in which something was written, by what files said before, and nothing is any more; empty for none.
+func emptied(before map[string][]byte, now *config.Config) string {
 	if now != nil {
 		for _, path := range now.Blank {
-			if slices.Contains(before.Files, path) && !slices.Contains(before.Blank, path) {
+			if len(bytes.TrimSpace(before[path])) > 0 {
 				return path
 			}
 		}

@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -189,5 +190,35 @@ func TestEPPFlags(t *testing.T) {
 		if log, err := ended(t, append(args, "--zap-log-level", level)...); err != nil || log != "" {
 			t.Errorf("--zap-log-level %s: %v, %s", level, err, log)
 		}
+	}
+}
+
+// A picker whose endpoints are in a file follows its configuration, and stays with the last good one.
+func TestEPPReload(t *testing.T) {
+	noCluster(t)
+	args := fromFileConfig(t)
+	file := args[slices.Index(args, "--config-file")+1]
+	good, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var log lockedBuffer
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- epp(ctx, args, io.Discard, &log) }()
+	until(t, "the start", func() bool { return strings.Contains(log.String(), `"msg":"listening"`) })
+	for _, step := range []struct{ text, want string }{
+		{strings.ReplaceAll(string(good), "random-picker", "max-score-picker"), `"msg":"configuration reloaded"`},
+		{string(good) + "no: such\n", `no: unknown field`},
+		{strings.Replace(string(good), "dataLayer:", "# dataLayer:", 1), `in no file any more`},
+	} {
+		if err := os.WriteFile(file, []byte(step.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		until(t, step.want, func() bool { return strings.Contains(log.String(), step.want) })
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Errorf("%v: %s", err, log.String())
 	}
 }

@@ -85,21 +85,23 @@ type cluster struct {
 	options config.Options
 	flags   []config.Document // configurations that the command line holds
 	files   []string
-	only    *config.Pool // the pool that is served though no object describes it; nil for all pools
-	main    kube.MapRef  // the ConfigMap that must be there; zero for none
-	again   func() error // reads all anew; an error when what was read could not be put into force
+	only    *config.Pool             // the pool that is served though no object describes it; nil for all pools
+	main    kube.MapRef              // the ConfigMap that must be there; zero for none
+	again   func() ([]string, error) // reads all anew and says which paths to watch; an error when what was read is not in force
 
 	mu       sync.Mutex
 	objects  []*kube.Object
 	told     bool                  // they are in force
 	texts    map[fleet.ID]*mapText // by ConfigMap
-	pools    []*config.Pool        // of the last reading
+	named    fileTexts
+	pools    []*config.Pool // in force
+	read     []*config.Pool // of the last reading
 	problems []config.Problem
 }
 
 // newCluster prepares to follow what flags say. The configuration that it returns is without any object.
 func newCluster(f *clusterFlags, o config.Options, flags []config.Document, files []string) (*cluster, *config.Config, error) {
-	c := &cluster{options: o, flags: flags, files: files, again: func() error { return nil }, texts: map[fleet.ID]*mapText{}}
+	c := &cluster{options: o, flags: flags, files: files, again: func() ([]string, error) { return nil, nil }, texts: map[fleet.ID]*mapText{}}
 	if !f.allPools {
 		c.only = &config.Pool{Namespace: f.namespace, Name: f.pool, PickerRef: f.pool + "-epp", TargetPorts: f.ports}
 	}
@@ -108,6 +110,9 @@ func newCluster(f *clusterFlags, o config.Options, flags []config.Document, file
 		return nil, nil, misused("--config-map %v", err)
 	}
 	cfg, err := loaded(c.load())
+	if err == nil {
+		c.keep() // it is in force before anything else is read
+	}
 	return c, cfg, err
 }
 
@@ -230,18 +235,23 @@ func (c *cluster) take(_ context.Context, list []*kube.Object) []kube.Verdict {
 	return verdicts
 }
 
-// force puts the objects into force, with the texts of before where those of now cannot be.
-func (c *cluster) force() {
-	err := c.again()
-	if err != nil && c.refuse(err) {
-		err = c.again()
-	}
-	if err == nil {
-		c.keep()
+// force puts the objects into force, with the texts of before where those of now cannot be, and says which paths to watch.
+func (c *cluster) force() []string {
+	paths, err := c.again()
+	for err != nil && c.refuse(err) {
+		paths, err = c.again()
 	}
 	c.mu.Lock()
 	c.told = err == nil
 	c.mu.Unlock()
+	return paths
+}
+
+// anew puts what files say now into force, and has what became of objects said anew.
+func (c *cluster) anew() []string {
+	paths := c.force()
+	c.Reconsider()
+	return paths
 }
 
 // said is a problem without the name of its object.

@@ -47,7 +47,7 @@ func TestInClusterObjects(t *testing.T) {
 	if len(cfg.Pools) != 1 || cfg.Pools[0].Name != "pool" || cfg.Pools[0].Picker == nil {
 		t.Fatalf("pools %v", cfg.Pools)
 	}
-	c.again = func() error { cfg, _ = c.load(); return nil }
+	c.again = func() ([]string, error) { cfg, _ = c.load(); c.keep(); return nil, nil }
 	verdicts := c.take(t.Context(), []*kube.Object{
 		objectiveObject("good", `{"priority":7,"poolRefs":[{"name":"pool"}]}`), objectiveObject("slip", `{"priorty":7,"poolRefs":[{"name":"pool"}]}`), poolObject(),
 	})
@@ -76,7 +76,7 @@ func TestInClusterRewrites(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.again = func() error { cfg, _ = c.load(); return nil }
+	c.again = func() ([]string, error) { cfg, _ = c.load(); c.keep(); return nil, nil }
 	const m = `[{"matches":[{"model":{"value":"m"}}],"targets":`
 	verdicts := c.take(t.Context(), []*kube.Object{
 		rewrite("good", "2026-01-01T00:00:00Z", m+`[{"modelRewrite":"a","weight":1},{"modelRewrite":"b","weight":3}]}]`),
@@ -114,7 +114,7 @@ func TestInClusterConfigMap(t *testing.T) {
 		return o
 	}
 	var problems []config.Problem
-	c.again = func() error { cfg, problems = c.load(); return nil }
+	c.again = func() ([]string, error) { cfg, problems = c.load(); c.keep(); return nil, nil }
 	for _, step := range []struct {
 		objects  []*kube.Object
 		file     string // of the configuration that decides
@@ -152,13 +152,15 @@ func TestInClusterRefused(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.again = func() error {
+	fits := false
+	c.again = func() ([]string, error) {
 		next, _ := c.load()
-		if next.Pools[0].Picker.Name == "unfit" {
-			return errors.New("no such file")
+		if next.Pools[0].Picker.Name == "unfit" && !fits {
+			return nil, errors.New("no such file")
 		}
 		cfg = next
-		return nil
+		c.keep()
+		return nil, nil
 	}
 	unfit := strings.Replace(aPicker, "plugins:", "metadata: {name: unfit}\nplugins:", 1)
 	for _, step := range []struct {
@@ -179,9 +181,16 @@ func TestInClusterRefused(t *testing.T) {
 			t.Errorf("%s: %q decides, objectives %v", step.object, got.Picker.File, got.Objectives)
 		}
 	}
+	c.take(t.Context(), []*kube.Object{textObject(unfit), poolObject()})
+	if fits = true; !c.forgive() || c.forgive() {
+		t.Error("it forgave nothing, or twice")
+	}
+	if c.force(); cfg.Pools[0].Picker.Name != "unfit" {
+		t.Errorf("%q decides, when there is such a file", cfg.Pools[0].Picker.Name)
+	}
 }
 
-// A text is not what was last in force because it reads well, when nothing could be put into force, such as for a file that is broken.
+// What a file says last stays while it is broken, empty, gone, or cannot be put into force, and nothing else is held up.
 func TestInClusterBrokenFile(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "more.yaml")
 	write := func(text string) {
@@ -189,21 +198,61 @@ func TestInClusterBrokenFile(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	write("# nothing\n")
-	c, cfg, err := newCluster(&clusterFlags{namespace: "default", pool: "pool", configMap: "default/conf"}, options("default"), nil, []string{file})
+	const good = "apiVersion: llm-d.ai/v1\nkind: InferenceObjective\nmetadata: {name: filed, namespace: default}\nspec: {priority: 1, poolRefs: [{name: pool}]}\n"
+	write(good)
+	c, cfg, err := newCluster(&clusterFlags{namespace: "default", pool: "pool"}, options("default"), nil, []string{file})
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.again = func() error { cfg, _ = c.load(); return nil }
-	write("kind: [\n")
-	c.take(t.Context(), []*kube.Object{textObject(aPicker), poolObject()})
-	if cfg != nil || c.unusable() == "" || c.texts[c.main.ID].good != nil {
-		t.Errorf("in force %t, unusable %q, texts %v", cfg != nil, c.unusable(), c.texts)
+	var problems []config.Problem
+	unfit := 13
+	c.again = func() ([]string, error) {
+		next, now := c.load()
+		if problems = now; next == nil || next.Pools[0].Objectives["filed"] == unfit {
+			return nil, errors.New("no such thing")
+		}
+		cfg = next
+		c.keep()
+		return nil, nil
 	}
-	write("# nothing\n")
-	c.take(t.Context(), []*kube.Object{textObject(aPicker), objectiveObject("one", `{"priority":7,"poolRefs":[{"name":"pool"}]}`), poolObject()})
-	if cfg == nil || c.unusable() != "" || c.texts[c.main.ID].good == nil {
-		t.Errorf("in force %t, unusable %q, texts %v", cfg != nil, c.unusable(), c.texts)
+	for i, step := range []struct {
+		name  string
+		do    func()
+		filed int    // priority
+		want  string // problem
+	}{
+		{"good", func() {}, 1, ""},
+		{"broken", func() { write("kind: [\n") }, 1, "more.yaml:1: "},
+		{"mended", func() { write(strings.Replace(good, "1,", "2,", 1)) }, 2, ""},
+		{"emptied", func() { write("\n") }, 2, "more.yaml: a file is empty"},
+		{"unfit", func() { write(strings.Replace(good, "1,", "13,", 1)) }, 2, "no such thing"},
+		{"gone", func() { os.Remove(file) }, 2, "more.yaml: no such file"},
+		{"unfit again", func() { write(strings.Replace(good, "1,", "13,", 1)) }, 2, "no such thing"},
+		{"fit now", func() { unfit = 0; c.forgive() }, 13, ""},
+	} {
+		step.do()
+		verdicts := c.take(t.Context(), []*kube.Object{objectiveObject(fmt.Sprint("o", i), `{"priority":7,"poolRefs":[{"name":"pool"}]}`), poolObject()})
+		got := cfg.Pools[0].Objectives
+		if got["filed"] != step.filed || got[fmt.Sprint("o", i)] != 7 || len(verdicts[0].Pools) != 1 {
+			t.Errorf("%s: objectives %v, pools %v", step.name, got, verdicts[0].Pools)
+		}
+		if found := slices.ContainsFunc(problems, func(p config.Problem) bool {
+			return p.Severity == config.Error && strings.Contains(p.String(), step.want)
+		}); found != (step.want != "") {
+			t.Errorf("%s: problems %v, want %q", step.name, config.Problems(problems), step.want)
+		}
+	}
+}
+
+// What could not be put into force says nothing of what is.
+func TestInClusterNotInForce(t *testing.T) {
+	c, _, err := newCluster(&clusterFlags{namespace: "default", pool: "pool"}, options("default"), nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.again = func() ([]string, error) { c.load(); return nil, errors.New("x") }
+	if v := c.take(t.Context(), []*kube.Object{objectiveObject("new", `{"priority":7,"poolRefs":[{"name":"pool"}]}`), poolObject()}); len(v[0].Pools) > 0 {
+		t.Errorf("it counts for %v", v[0].Pools)
 	}
 }
 
@@ -215,11 +264,17 @@ func TestInClusterSame(t *testing.T) {
 	}
 	reads := 0
 	var fails error
-	c.again = func() error { reads++; c.load(); return fails }
+	c.again = func() ([]string, error) {
+		if reads++; fails == nil {
+			c.load()
+			c.keep()
+		}
+		return nil, fails
+	}
 	take := func(name string) {
 		o := objectiveObject(name, `{"priority":7,"poolRefs":[{"name":"pool"}]}`)
 		o.Status = map[string]any{"is": reads}
-		if v := c.take(t.Context(), []*kube.Object{o, poolObject()}); v[0].Object != o || !slices.Equal(v[0].Pools, []string{"pool"}) {
+		if v := c.take(t.Context(), []*kube.Object{o, poolObject()}); v[0].Object != o || fails == nil && !slices.Equal(v[0].Pools, []string{"pool"}) {
 			t.Errorf("got %+v", v[0])
 		}
 	}

@@ -160,12 +160,20 @@ func (p *process) metricsCertificate() (*tls.Config, error) {
 	if err := p.restrict(c); err != nil {
 		return nil, err
 	}
+	if c.CipherSuites != nil && !slices.ContainsFunc(c.CipherSuites, ofHTTP2) {
+		c.NextProtos = []string{"http/1.1"}
+	}
 	if p.metricsClients != "" {
 		if err := demand(c, p.metricsClients, p.log); err != nil {
 			return nil, fmt.Errorf("--metrics-client-ca-file: %w", err)
 		}
 	}
 	return c, nil
+}
+
+// ofHTTP2 reports whether a cipher suite is one of those without which nobody may speak HTTP/2 over TLS 1.2 (RFC 9113, section 9.2.2).
+func ofHTTP2(suite uint16) bool {
+	return suite == tls.TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256 || suite == tls.TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256
 }
 
 // serve is run on listeners that are open.
@@ -323,6 +331,9 @@ func serveTLS(ctx context.Context, lis net.Listener, certificate *tls.Config, lo
 	defer stop()
 	serve := srv.Serve
 	if certificate != nil {
+		if !slices.Contains(certificate.NextProtos, "h2") {
+			srv.TLSNextProto = map[string]func(*http.Server, *tls.Conn, http.Handler){} // or it would insist on HTTP/2, and what that asks for
+		}
 		serve = func(lis net.Listener) error { return srv.ServeTLS(lis, "", "") }
 	}
 	if err := serve(lis); !errors.Is(err, http.ErrServerClosed) {

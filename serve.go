@@ -235,7 +235,8 @@ func epp(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	}
 	unused(observe.NewLogger(stderr, how))
 	if !c.allPools && c.selector == "" {
-		cfg, err := eppConfig(*configFile, *configText, &config.Pool{Namespace: c.namespace, Name: c.pool, PickerRef: c.pool + "-epp"}, s.experimental)
+		read := eppReader(*configFile, *configText, &config.Pool{Namespace: c.namespace, Name: c.pool, PickerRef: c.pool + "-epp"}, s.experimental)
+		cfg, err := loaded(read())
 		if err != nil {
 			return err
 		}
@@ -243,7 +244,7 @@ func epp(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			if c.elect {
 				return misused("--ha-enable-leader-election needs an API server, and the configuration has its endpoints from a file")
 			}
-			return fromFile(ctx, cfg, s, c.kubeconfig, fs.Changed("metrics-endpoint-auth"), stderr)
+			return fromFile(ctx, cfg, files, read, s, c.kubeconfig, fs.Changed("metrics-endpoint-auth"), stderr)
 		}
 	}
 	err = inCluster(ctx, &c, s, o, texts, files, stderr)
@@ -254,8 +255,8 @@ func epp(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 }
 
 // fromFile runs a picker whose endpoints are in a file. It needs no API server; where authentication is asked for and
-// there is one, that decides who may read the metrics port.
-func fromFile(ctx context.Context, cfg *config.Config, s settings, kubeconfig string, asked bool, stderr io.Writer) error {
+// there is one, that decides who may read the metrics port. read reads the configuration anew, when one of files has changed.
+func fromFile(ctx context.Context, cfg *config.Config, files []string, read func() (*config.Config, []config.Problem), s settings, kubeconfig string, asked bool, stderr io.Writer) error {
 	p, err := newProcess(cfg, s, stderr)
 	if err != nil {
 		return err
@@ -270,6 +271,15 @@ func fromFile(ctx context.Context, cfg *config.Config, s settings, kubeconfig st
 			p.log.Warn("--metrics-endpoint-auth has no effect: endpoints come from a file, and there is no API server to ask. Whoever reaches the metrics port may read it")
 		case err != nil:
 			return err
+		}
+	}
+	if len(files) > 0 {
+		p.files, p.reload = files, func() (*config.Config, []config.Problem) {
+			cfg, problems := read()
+			if cfg != nil && cfg.Pools[0].Picker.DiscoveryFile == nil {
+				return nil, append(problems, config.Problem{Severity: config.Error, File: files[0], Text: "the endpoints are in no file any more: to have them from an API server, start anew"})
+			}
+			return cfg, problems
 		}
 	}
 	return p.run(ctx, cfg)
@@ -311,21 +321,28 @@ func deployment(pod string) string {
 	return pod
 }
 
-// eppConfig loads the configuration of a picker for one pool, the only one in what it returns; without
+// eppReader reads the configuration of a picker for one pool, the only one in what it returns; without
 // a path and a text it is the field's default, whose place we take here.
+func eppReader(path, text string, pool *config.Pool, experimental bool) func() (*config.Config, []config.Problem) {
+	return func() (cfg *config.Config, problems []config.Problem) {
+		bound := *pool
+		o := options(pool.Namespace)
+		o.Pool, o.Experimental, o.Refuse, o.Default = &bound, experimental, true, ""
+		if path != "" {
+			cfg, problems = config.Load([]string{path}, o)
+		} else {
+			cfg, problems = config.Text("--config-text", text, o)
+		}
+		if cfg != nil {
+			cfg.Pools = []*config.Pool{&bound} // an InferencePool beside the configuration is for the data plane
+		}
+		return cfg, problems
+	}
+}
+
+// eppConfig is what eppReader reads, or why it cannot be.
 func eppConfig(path, text string, pool *config.Pool, experimental bool) (*config.Config, error) {
-	o := options(pool.Namespace)
-	o.Pool, o.Experimental, o.Refuse, o.Default = pool, experimental, true, ""
-	read := func() (*config.Config, []config.Problem) { return config.Text("--config-text", text, o) }
-	if path != "" {
-		read = func() (*config.Config, []config.Problem) { return config.Load([]string{path}, o) }
-	}
-	cfg, err := loaded(read())
-	if err != nil {
-		return nil, err
-	}
-	cfg.Pools = []*config.Pool{pool} // an InferencePool beside the configuration is for the data plane
-	return cfg, nil
+	return loaded(eppReader(path, text, pool, experimental)())
 }
 
 // localURL is the address of a listener as a person on this machine would type it.

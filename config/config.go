@@ -42,6 +42,8 @@ type Options struct {
 	Refuse bool
 	// Default is the EndpointPickerConfig, in YAML, that decides when nobody wrote one; empty for the field's.
 	Default string
+	// Instead are texts that are read in place of those of files, by absolute path, such as what Config.Read had before.
+	Instead map[string][]byte
 	// Pool is one that no document describes, such as the one that flags name; nil for none. It is
 	// bound like the others.
 	Pool *Pool
@@ -68,6 +70,8 @@ type Config struct {
 	Mappings []api.ModelMapping
 	// Files and Folders are the absolute paths that were read, to be watched.
 	Files, Folders []string
+	// Read are the texts of Files, by path.
+	Read map[string][]byte
 	// Blank are those of Files in which nothing is written, as when they are just being written.
 	Blank []string
 	// Digest sums up what the files said: equal for equal texts.

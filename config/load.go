@@ -69,7 +69,7 @@ func newLoader(o Options) *loader {
 	}
 	o.Namespace = cmp.Or(o.Namespace, "default")
 	l := &loader{o: o, read: map[string]bool{}, seen: map[string]place{}, digest: fnv.New64a()}
-	l.cfg.Penstock = api.DefaultPenstock()
+	l.cfg.Penstock, l.cfg.Read = api.DefaultPenstock(), map[string][]byte{}
 	if o.Pool != nil {
 		l.cfg.Pools = append(l.cfg.Pools, o.Pool)
 	}
@@ -102,7 +102,11 @@ func (l *loader) finish() (*Config, []Problem) {
 func (l *loader) paths(paths []string) {
 	for _, p := range paths {
 		info, err := os.Stat(p)
+		abs, _ := filepath.Abs(p)
+		_, instead := l.o.Instead[abs]
 		switch {
+		case instead:
+			l.file(p)
 		case err != nil:
 			l.unreadable(p, err)
 		case info.IsDir():
@@ -168,18 +172,25 @@ func (l *loader) file(path string) {
 	}
 	l.read[abs] = true
 	l.cfg.Files = append(l.cfg.Files, abs)
+	data, instead := l.o.Instead[abs]
+	if !instead {
+		if data, err = readFile(path); err != nil {
+			l.unreadable(path, err)
+			return
+		}
+	}
+	l.cfg.Read[abs] = data
+	l.data(path, abs, data)
+}
+
+// readFile is what a file says, and a little more than it may.
+func readFile(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		l.unreadable(path, err)
-		return
+		return nil, err
 	}
 	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
-	if err != nil {
-		l.unreadable(path, err)
-		return
-	}
-	l.data(path, abs, data)
+	return io.ReadAll(io.LimitReader(f, maxFile+1))
 }
 
 // data takes the documents of one file.

@@ -201,6 +201,9 @@ func (c *Cluster) poolsChanged() {
 	signal(c.wake.pods)
 }
 
+// Reconsider has the objects told again, since what becomes of them may have changed.
+func (c *Cluster) Reconsider() { c.wakeObjects() }
+
 func (c *Cluster) wakeObjects() { signal(c.wake.objects) }
 
 // Run follows the API server until ctx ends.

@@ -114,7 +114,7 @@ labels: {{- include "penstock.labels" (list $ (last .)) | nindent 2 }}
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list, watch]
-- apiGroups: [inference.networking.k8s.io]
+- apiGroups: [inference.networking.k8s.io{{ if .Values.router.pools.all }}, inference.networking.x-k8s.io{{ end }}]
   resources: [inferencepools]
   verbs: [get, list, watch]
 - apiGroups: [llm-d.ai, inference.networking.x-k8s.io]
