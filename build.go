@@ -4,6 +4,7 @@ package penstock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -75,14 +76,20 @@ func (s *site) apply(ctx context.Context, cfg *config.Config) error {
 	lanes, next := gateway.Lanes{}, map[fleet.ID]lane{}
 	plans := map[fleet.ID]*scrape.Plan{}
 	pools := []fleet.PoolSpec{} // nil would leave those of before
+	var wrong []error
+	unused := map[*config.Picker]bool{}
 	for _, p := range cfg.Pools {
+		if unused[p.Picker] {
+			continue
+		}
 		id := fleet.ID{Namespace: p.Namespace, Name: p.Name}
 		l, err := s.buildLane(id, p.Picker)
-		if err != nil {
-			return err
+		if err == nil {
+			plans[id], err = scrapePlan(p.Picker)
 		}
-		if plans[id], err = scrapePlan(p.Picker); err != nil {
-			return err
+		if err != nil {
+			wrong, unused[p.Picker] = append(wrong, &unfit{p.Picker.File, err}), true
+			continue
 		}
 		if old, ok := s.lanes[id]; ok && old.from == l.from {
 			l = old // with what its index knows
@@ -91,6 +98,9 @@ func (s *site) apply(ctx context.Context, cfg *config.Config) error {
 		}
 		next[id], lanes[id] = l, l.Lane
 		pools = append(pools, fleet.PoolSpec{ID: id, Selector: p.Selector, H2C: p.H2C, Picker: p.PickerRef, Objectives: p.Objectives, Rewrites: rewrites(p.Rewrites)})
+	}
+	if len(wrong) > 0 {
+		return errors.Join(wrong...)
 	}
 	d, err := s.discovery(cfg)
 	if err != nil {

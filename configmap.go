@@ -5,8 +5,8 @@ package penstock
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -56,14 +56,44 @@ func (t *mapText) state() string {
 	return "older-in-force"
 }
 
-// fileTexts are what the files say that flags name, by path. They count together: one that is wrong has all say what they said last.
+// fileTexts are what the files say that flags name. They count together: one that is wrong has all say what they said last.
 type fileTexts struct {
-	now, good map[string][]byte // as last read; as last in force
-	refused   map[string][]byte // that could not be put into force; nil for none
+	now, good []config.FileText // as last read; as last in force, nil for never
+	refused   []config.FileText // that could not be put into force; nil for none
 	why       string            // they could not
 }
 
-func sameTexts(a, b map[string][]byte) bool { return maps.EqualFunc(a, b, bytes.Equal) }
+func sameTexts(a, b []config.FileText) bool {
+	return slices.EqualFunc(a, b, func(a, b config.FileText) bool { return a.Path == b.Path && bytes.Equal(a.Data, b.Data) })
+}
+
+// unfit is why a picker's configuration cannot be put into force.
+type unfit struct {
+	file string // where it was written; empty for the default
+	err  error
+}
+
+func (u *unfit) Error() string { return u.err.Error() }
+func (u *unfit) Unwrap() error { return u.err }
+
+// blame is why the text of that name cannot be put into force, of all that cannot; nil when others are to blame. Where nobody is
+// named, any may be.
+func blame(why error, name string) error {
+	many, ok := why.(interface{ Unwrap() []error })
+	if !ok {
+		return why
+	}
+	for _, one := range many.Unwrap() {
+		var u *unfit
+		switch {
+		case !errors.As(one, &u) || u.file == "":
+			return why
+		case u.file == name:
+			return u.err
+		}
+	}
+	return nil
+}
 
 // judge says what is wrong with the files of a configuration, nil when that could not be read; empty for nothing.
 func (f *fileTexts) judge(cfg *config.Config) (problems []config.Problem, fit bool) {
@@ -85,7 +115,7 @@ func (c *cluster) documented(docs []config.Document) (*config.Config, []config.P
 	cfg, problems := config.Documents(docs, o, c.files...)
 	more, fit := c.named.judge(cfg)
 	problems = append(problems, more...)
-	if !fit && len(c.named.good) > 0 {
+	if !fit && c.named.good != nil {
 		o.Instead = c.named.good
 		if cfg, more = config.Documents(docs, o, c.files...); cfg != nil {
 			more = append(more, config.Problem{Severity: config.Warning, File: strings.Join(c.files, ", "), Text: "what was read last stays in force, until this is right"})
@@ -113,7 +143,7 @@ func (c *cluster) keep() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.pools = c.read
-	if f := &c.named; !sameTexts(f.good, f.now) {
+	if f := &c.named; f.good == nil || !sameTexts(f.good, f.now) {
 		f.good, f.refused = f.now, nil
 	}
 	for id, t := range c.texts {
@@ -127,18 +157,21 @@ func (c *cluster) keep() {
 	}
 }
 
-// refuse remembers the texts that are new in what could not be put into force, those of files when no other is, and reports whether
-// there are any.
+// refuse remembers the texts that are new in what could not be put into force and are to blame, those of files when no other is, and
+// reports whether there are any.
 func (c *cluster) refuse(why error) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	news := false
 	for _, t := range c.texts {
-		if t.fit && !same(t.good, t.now.Data) {
-			t.refused, t.why, news = t.now.Data, why.Error(), true
+		if !t.fit || same(t.good, t.now.Data) {
+			continue
+		}
+		if its := blame(why, t.now.Name); its != nil {
+			t.refused, t.why, news = t.now.Data, its.Error(), true
 		}
 	}
-	if f := &c.named; !news && !sameTexts(f.now, f.good) {
+	if f := &c.named; !news && !sameTexts(f.now, f.good) && (f.refused == nil || !sameTexts(f.now, f.refused)) {
 		f.refused, f.why, news = f.now, why.Error(), true
 	}
 	return news

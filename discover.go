@@ -32,7 +32,8 @@ func (s *site) discovery(cfg *config.Config) (discovery, error) {
 	put := func(path string, l file.List) {
 		d.Endpoints[file.Source(path)] = l.Over(s.names.Told(file.Source(path)), s.log)
 	}
-	for _, path := range discoveries(cfg) {
+	var wrong []error
+	for path, by := range discoveries(cfg) {
 		d.files[path] = true
 		data, err := file.Read(path)
 		var l file.List
@@ -47,11 +48,14 @@ func (s *site) discovery(cfg *config.Config) (discovery, error) {
 			put(path, l)
 		case s.sources[path]: // whoever follows the file tells of it, and what it said stays
 		case s.lanes != nil:
-			return d, err
+			wrong = append(wrong, &unfit{by, err})
 		default:
 			s.log.Error("endpoints file", slog.Any("error", err))
 			d.unread[path] = true
 		}
+	}
+	if wrong != nil {
+		return d, errors.Join(wrong...)
 	}
 	for _, f := range cfg.Endpoints {
 		d.files[f.File] = true
@@ -100,18 +104,16 @@ func listOf(f config.EndpointFile) file.List {
 	return l
 }
 
-// discoveries are the endpoint files that the pools' pickers name and that were not read as manifests.
-func discoveries(cfg *config.Config) []string {
-	read := map[string]bool{}
-	for _, f := range cfg.Endpoints {
-		read[f.File] = true
-	}
-	var out []string
+// discoveries are the endpoint files that the pools' pickers name and that were not read as manifests, each with the file of such a picker.
+func discoveries(cfg *config.Config) map[string]string {
+	out := map[string]string{}
 	for _, p := range cfg.Pools {
-		if d := p.Picker.DiscoveryFile; d != nil && !read[d.Path] {
-			read[d.Path] = true
-			out = append(out, d.Path)
+		if d := p.Picker.DiscoveryFile; d != nil && out[d.Path] == "" {
+			out[d.Path] = p.Picker.File
 		}
+	}
+	for _, f := range cfg.Endpoints {
+		delete(out, f.File)
 	}
 	return out
 }
@@ -123,6 +125,9 @@ func (p *process) follow(ctx context.Context, g *errgroup.Group, cfg *config.Con
 	_, r.said = news(cfg.Warnings, nil) // they were logged at the start
 	p.hold(cfg.Warnings)
 	r.round, r.stop = p.discoverAll(ctx, cfg)
+	if p.cluster != nil {
+		p.cluster.again = func() ([]string, error) { return r.again(ctx) }
+	}
 	g.Go(func() error {
 		defer r.end()
 		if p.reload == nil {
@@ -137,7 +142,6 @@ func (p *process) follow(ctx context.Context, g *errgroup.Group, cfg *config.Con
 		})
 	})
 	if p.cluster != nil {
-		p.cluster.again = func() ([]string, error) { return r.again(ctx) }
 		g.Go(func() error { return p.cluster.Run(ctx) })
 		g.Go(func() error { p.cluster.retry(ctx); return nil })
 	}
@@ -242,11 +246,11 @@ func (p *process) watched(cfg *config.Config) []string {
 const isEmpty = "a file is empty, as one is that is being written: delete it, or write endpoints: [] for no endpoints"
 
 // emptied is a file in which something was written, by what files said before, and nothing is any more; empty for none.
-func emptied(before map[string][]byte, now *config.Config) string {
+func emptied(before []config.FileText, now *config.Config) string {
 	if now != nil {
-		for _, path := range now.Blank {
-			if len(bytes.TrimSpace(before[path])) > 0 {
-				return path
+		for _, f := range before {
+			if slices.Contains(now.Blank, f.Path) && len(bytes.TrimSpace(f.Data)) > 0 {
+				return f.Path
 			}
 		}
 	}
@@ -257,7 +261,7 @@ func emptied(before map[string][]byte, now *config.Config) string {
 func (p *process) discoverAll(ctx context.Context, cfg *config.Config) (*errgroup.Group, context.CancelFunc) {
 	ctx, stop := context.WithCancel(ctx)
 	g, ctx := errgroup.WithContext(ctx)
-	for _, path := range discoveries(cfg) {
+	for path := range discoveries(cfg) {
 		g.Go(func() error { return p.discover(ctx, path) })
 	}
 	return g, stop

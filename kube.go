@@ -89,6 +89,7 @@ type cluster struct {
 	main    kube.MapRef              // the ConfigMap that must be there; zero for none
 	again   func() ([]string, error) // reads all anew and says which paths to watch; an error when what was read is not in force
 
+	forcing  sync.Mutex // one has things put into force at a time; before mu
 	mu       sync.Mutex
 	objects  []*kube.Object
 	told     bool                  // they are in force
@@ -202,6 +203,8 @@ func agent() string {
 
 // take puts objects into force and says what became of them.
 func (c *cluster) take(_ context.Context, list []*kube.Object) []kube.Verdict {
+	c.forcing.Lock()
+	defer c.forcing.Unlock()
 	c.mu.Lock()
 	same := c.told && slices.EqualFunc(c.objects, list, func(a, b *kube.Object) bool {
 		return a.String() == b.String() && bytes.Equal(a.Data, b.Data) // a status, such as our own, changes nothing
@@ -235,7 +238,8 @@ func (c *cluster) take(_ context.Context, list []*kube.Object) []kube.Verdict {
 	return verdicts
 }
 
-// force puts the objects into force, with the texts of before where those of now cannot be, and says which paths to watch.
+// force puts the objects into force, with the texts of before where those of now cannot be, and says which paths to watch. It is
+// called with forcing held.
 func (c *cluster) force() []string {
 	paths, err := c.again()
 	for err != nil && c.refuse(err) {
@@ -249,7 +253,9 @@ func (c *cluster) force() []string {
 
 // anew puts what files say now into force, and has what became of objects said anew.
 func (c *cluster) anew() []string {
+	c.forcing.Lock()
 	paths := c.force()
+	c.forcing.Unlock()
 	c.Reconsider()
 	return paths
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -241,6 +242,90 @@ func TestInClusterBrokenFile(t *testing.T) {
 		}); found != (step.want != "") {
 			t.Errorf("%s: problems %v, want %q", step.name, config.Problems(problems), step.want)
 		}
+	}
+}
+
+// A folder counts as a whole: what is new in it, or gone from it, waits until all of it is right.
+func TestInClusterBrokenFolder(t *testing.T) {
+	folder := t.TempDir()
+	file := func(name, text string) {
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	filed := func(name string) string {
+		return "apiVersion: llm-d.ai/v1\nkind: InferenceObjective\nmetadata: {name: " + name + ", namespace: default}\nspec: {priority: 1, poolRefs: [{name: pool}]}\n"
+	}
+	for _, first := range []bool{true, false} { // there is something at the start
+		if first {
+			file("a.yaml", filed("a"))
+		}
+		c, cfg, err := newCluster(&clusterFlags{namespace: "default", pool: "pool"}, options("default"), nil, []string{folder})
+		if err != nil {
+			t.Fatal(err)
+		}
+		tries := 0
+		c.again = func() ([]string, error) {
+			next, _ := c.load()
+			if _, unfit := next.Pools[0].Objectives["unfit"]; unfit {
+				tries++
+				return nil, errors.New("no such thing")
+			}
+			cfg = next
+			c.keep()
+			return nil, nil
+		}
+		for i, step := range []struct {
+			do   func()
+			want []string
+		}{
+			{func() { file("b.yaml", "kind: [\n") }, []string{"a"}},
+			{func() { file("b.yaml", filed("b")) }, []string{"a", "b"}},
+			{func() { file("c.yaml", filed("unfit")) }, []string{"a", "b"}},
+			{func() { os.Remove(filepath.Join(folder, "b.yaml")) }, []string{"a", "b"}},
+			{func() { os.Remove(filepath.Join(folder, "c.yaml")) }, []string{"a"}},
+		} {
+			step.do()
+			object := fmt.Sprint("o", i)
+			c.take(t.Context(), []*kube.Object{objectiveObject(object, `{"priority":7,"poolRefs":[{"name":"pool"}]}`), poolObject()})
+			want := append([]string{object}, step.want...)
+			if !first {
+				want = slices.DeleteFunc(want, func(s string) bool { return s == "a" })
+			}
+			slices.Sort(want)
+			if got := slices.Sorted(maps.Keys(cfg.Pools[0].Objectives)); !slices.Equal(got, want) {
+				t.Errorf("%d: objectives %v, want %v", i, got, want)
+			}
+		}
+		if tries != 2 {
+			t.Errorf("what is unfit was tried %d times", tries)
+		}
+		os.Remove(filepath.Join(folder, "a.yaml"))
+	}
+}
+
+// One text that cannot be put into force is no fault of another.
+func TestInClusterBlame(t *testing.T) {
+	c, cfg, err := newCluster(&clusterFlags{namespace: "default", pool: "pool", configMap: "default/conf"}, options("default"), nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := textObject(strings.Replace(aPicker, "plugins:", "metadata: {name: unfit}\nplugins:", 1))
+	other.Name = "other"
+	c.again = func() ([]string, error) {
+		next, _ := c.load()
+		for _, p := range next.Pickers {
+			if p.File == other.String() {
+				return nil, errors.Join(&unfit{p.File, errors.New("no such thing")})
+			}
+		}
+		cfg = next
+		c.keep()
+		return nil, nil
+	}
+	verdicts := c.take(t.Context(), []*kube.Object{textObject(aPicker), other, poolObject()})
+	if got := fmt.Sprint(verdicts[0].Errors, verdicts[1].Errors); got != "[] [no such thing]" || cfg.Pools[0].Picker.File != "ConfigMap default/conf k" {
+		t.Errorf("errors %s; %q decides", got, cfg.Pools[0].Picker.File)
 	}
 }
 

@@ -42,11 +42,19 @@ type Options struct {
 	Refuse bool
 	// Default is the EndpointPickerConfig, in YAML, that decides when nobody wrote one; empty for the field's.
 	Default string
-	// Instead are texts that are read in place of those of files, by absolute path, such as what Config.Read had before.
-	Instead map[string][]byte
+	// Instead are texts that are read in place of all files and folders, such as what Config.Read had before; nil for none. With an
+	// empty list no file is read.
+	Instead []FileText
 	// Pool is one that no document describes, such as the one that flags name; nil for none. It is
 	// bound like the others.
 	Pool *Pool
+}
+
+// FileText is what a file says.
+type FileText struct {
+	// Name is how problems call the file, Path is absolute.
+	Name, Path string
+	Data       []byte
 }
 
 // Config is everything the operator wrote, with defaults, bound together. It is not changed
@@ -70,8 +78,8 @@ type Config struct {
 	Mappings []api.ModelMapping
 	// Files and Folders are the absolute paths that were read, to be watched.
 	Files, Folders []string
-	// Read are the texts of Files, by path.
-	Read map[string][]byte
+	// Read are the texts of Files, never nil.
+	Read []FileText
 	// Blank are those of Files in which nothing is written, as when they are just being written.
 	Blank []string
 	// Digest sums up what the files said: equal for equal texts.

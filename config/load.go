@@ -69,7 +69,7 @@ func newLoader(o Options) *loader {
 	}
 	o.Namespace = cmp.Or(o.Namespace, "default")
 	l := &loader{o: o, read: map[string]bool{}, seen: map[string]place{}, digest: fnv.New64a()}
-	l.cfg.Penstock, l.cfg.Read = api.DefaultPenstock(), map[string][]byte{}
+	l.cfg.Penstock, l.cfg.Read = api.DefaultPenstock(), []FileText{}
 	if o.Pool != nil {
 		l.cfg.Pools = append(l.cfg.Pools, o.Pool)
 	}
@@ -100,13 +100,15 @@ func (l *loader) finish() (*Config, []Problem) {
 }
 
 func (l *loader) paths(paths []string) {
+	if l.o.Instead != nil {
+		for _, f := range l.o.Instead {
+			l.text(f)
+		}
+		return
+	}
 	for _, p := range paths {
 		info, err := os.Stat(p)
-		abs, _ := filepath.Abs(p)
-		_, instead := l.o.Instead[abs]
 		switch {
-		case instead:
-			l.file(p)
 		case err != nil:
 			l.unreadable(p, err)
 		case info.IsDir():
@@ -171,26 +173,26 @@ func (l *loader) file(path string) {
 		return
 	}
 	l.read[abs] = true
-	l.cfg.Files = append(l.cfg.Files, abs)
-	data, instead := l.o.Instead[abs]
-	if !instead {
-		if data, err = readFile(path); err != nil {
-			l.unreadable(path, err)
-			return
-		}
-	}
-	l.cfg.Read[abs] = data
-	l.data(path, abs, data)
-}
-
-// readFile is what a file says, and a little more than it may.
-func readFile(path string) ([]byte, error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, err
+		l.cfg.Files = append(l.cfg.Files, abs)
+		l.unreadable(path, err)
+		return
 	}
 	defer f.Close()
-	return io.ReadAll(io.LimitReader(f, maxFile+1))
+	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err != nil {
+		l.cfg.Files = append(l.cfg.Files, abs)
+		l.unreadable(path, err)
+		return
+	}
+	l.text(FileText{Name: path, Path: abs, Data: data})
+}
+
+// text takes what a file says.
+func (l *loader) text(f FileText) {
+	l.cfg.Files, l.cfg.Read = append(l.cfg.Files, f.Path), append(l.cfg.Read, f)
+	l.data(f.Name, f.Path, f.Data)
 }
 
 // data takes the documents of one file.

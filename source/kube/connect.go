@@ -117,10 +117,24 @@ func (c *clients) discover(ctx context.Context, path string, into any) (err erro
 	defer cancel()
 	raw, err := c.core.Get().MaxRetries(0).AbsPath("/apis/"+path).SetHeader("Accept", "application/json").Do(ctx).Raw()
 	if apierrors.IsNotFound(err) {
-		return nil
+		return c.stranger(ctx)
 	}
 	if err == nil {
 		err = json.Unmarshal(raw, into)
+	}
+	return err
+}
+
+// stranger is an error when not even the groups of an API server are found: then somebody else answers, such as a load balancer before
+// one that is away.
+func (c *clients) stranger(ctx context.Context) error {
+	var groups struct{ Kind string }
+	raw, err := c.core.Get().MaxRetries(0).AbsPath("/apis").SetHeader("Accept", "application/json").Do(ctx).Raw()
+	switch {
+	case apierrors.IsForbidden(err), err == nil && json.Unmarshal(raw, &groups) == nil && groups.Kind == "APIGroupList":
+		return nil
+	case err == nil || apierrors.IsNotFound(err):
+		return errors.New("whoever answers has no list of API groups: it is no API server")
 	}
 	return err
 }

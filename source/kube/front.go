@@ -241,8 +241,8 @@ func (f *Front) say(ctx context.Context) error {
 	return f.remove(ctx, there, ours)
 }
 
-// contest tells, once while we lead, which other pod led the Service to itself after we had led it here: two releases take it from
-// each other all the time.
+// contest tells, once while we lead, which other pod led the Service to itself after we had led it here. A successor may, before we know
+// of it; two releases take it from each other all the time.
 func (f *Front) contest(u *unstructured.Unstructured) {
 	var s discoveryv1.EndpointSlice
 	here, _ := f.State()

@@ -452,11 +452,16 @@ func (c *Cluster) unknown() error {
 		settled, why := s.state()
 		pools.add(settled, cmp.Or(why, fmt.Sprintf("the pools of %s are not known yet", (&feed{cluster: s.namespace == "", namespace: s.namespace}).where())))
 	}
+	of, _ := c.poolsByNamespace()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for namespace, w := range c.watched {
-		_, why := w.feed.state()
-		pods.add(w.told, cmp.Or(why, fmt.Sprintf("the pods of namespace %s are not known yet", namespace)))
+	for namespace := range of {
+		told, why := false, "" // nobody has begun to ask for them
+		if w := c.watched[namespace]; w != nil {
+			told = w.told
+			_, why = w.feed.state()
+		}
+		pods.add(told, cmp.Or(why, fmt.Sprintf("the pods of namespace %s are not known yet", namespace)))
 	}
 	why := pools.missing()
 	switch {

@@ -4,6 +4,7 @@ package kube
 
 import (
 	"context"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -194,6 +195,23 @@ func TestForbiddenElsewhere(t *testing.T) {
 	}
 }
 
+// Nobody is ready before the pods are known, however soon he is asked.
+func TestReadyEarly(t *testing.T) {
+	for _, o := range []Options{{}, {PickerMaps: true}, {Namespaces: []string{"a"}}, single} {
+		for range 2 {
+			s := newServer(t)
+			s.put(aPool, "a", "p", "x")
+			s.forbid("pods", "a")
+			w := follow(t, s, o)
+			for deadline := time.Now().Add(limit); w.c.Ready() == nil || !strings.HasPrefix(w.c.Ready().Error(), "may not list pods"); runtime.Gosched() {
+				if w.c.Ready() == nil || time.Now().After(deadline) {
+					t.Fatalf("%+v: %v", o, w.c.Ready())
+				}
+			}
+		}
+	}
+}
+
 // A namespace that comes while we run, and whose pods are not known, takes nothing from those that are.
 func TestReadyStays(t *testing.T) {
 	s := newServer(t)
@@ -209,18 +227,23 @@ func TestReadyStays(t *testing.T) {
 	}
 }
 
-// A stranger that knows no pods, such as a load balancer before an API server that is away, ends nothing.
+// A stranger that finds nothing, such as a load balancer before an API server that is away, ends nothing, and what was known stays.
 func TestStranger(t *testing.T) {
 	s := newServer(t)
 	s.put(aPool, "a", "p", "x")
 	s.put(aPod, "a", "e0", "u0", "x", "10.1.0.1", "True")
 	w := follow(t, s, single)
 	w.until("the endpoint", w.endpoints("a", "e0-rank-0=10.1.0.1:8000"))
-	builtIn := s.groups["v1"]
-	s.with(func() { delete(s.groups, "v1") })
-	w.until("failures", func() bool { return w.failed["pods list NotFound"] > 0 })
+	served := s.groups
+	w.note(func() { w.fewest = 1 })
+	s.with(func() { s.groups = map[string][]string{} })
+	asked := func() int { return w.failed["inferencepools.inference.networking.k8s.io discover Unreachable"] }
+	w.until("failures", func() bool { return w.failed["pods list NotFound"] > 0 && asked() > int(absentAfter/absentPoll)+2 })
+	if err := w.c.Ready(); err != nil || w.fewest != 1 {
+		t.Errorf("ready: %v, and for a time %d endpoints", err, w.fewest)
+	}
 	s.put(aPod, "a", "e1", "u1", "x", "10.1.0.2", "True")
-	s.with(func() { s.groups["v1"] = builtIn })
+	s.with(func() { s.groups = served })
 	w.until("the other endpoint", w.endpoints("a", "e0-rank-0=10.1.0.1:8000", "e1-rank-0=10.1.0.2:8000"))
 }
 

@@ -151,6 +151,17 @@ func (s *server) drop() { s.with(func() { s.versions++; s.log = nil }) }
 
 func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
+	if r.URL.Path == "/apis" {
+		s.mu.Lock()
+		stranger := s.groups["v1"] == nil
+		s.mu.Unlock()
+		if stranger {
+			refuse(w, 404, "NotFound")
+		} else {
+			_ = json.NewEncoder(w).Encode(map[string]any{"kind": "APIGroupList", "apiVersion": "v1"})
+		}
+		return
+	}
 	path := strings.TrimPrefix(strings.TrimPrefix(strings.TrimPrefix(r.URL.Path, "/apis/"), "/api/"), "/")
 	parts := strings.Split(path, "/")
 	version, n := parts[0], 1
