@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -61,6 +62,8 @@ type clients struct {
 	dynamic dynamic.Interface // to write
 
 	metadata metadata.Interface // of nodes
+
+	listed atomic.Int64 // when there was last a list of API groups, Unix nanoseconds
 }
 
 func newClients(c *rest.Config) (*clients, error) {
@@ -126,12 +129,16 @@ func (c *clients) discover(ctx context.Context, path string, into any) (err erro
 }
 
 // stranger is an error when not even the groups of an API server are found: then somebody else answers, such as a load balancer before
-// one that is away.
+// one that is away. Kinds that are not there are asked for all the time, so that one answer is for all who ask within a moment.
 func (c *clients) stranger(ctx context.Context) error {
+	if time.Since(time.Unix(0, c.listed.Load())) < absentPoll {
+		return nil
+	}
 	var groups struct{ Kind string }
 	raw, err := c.core.Get().MaxRetries(0).AbsPath("/apis").SetHeader("Accept", "application/json").Do(ctx).Raw()
 	switch {
 	case apierrors.IsForbidden(err), err == nil && json.Unmarshal(raw, &groups) == nil && groups.Kind == "APIGroupList":
+		c.listed.Store(time.Now().UnixNano())
 		return nil
 	case err == nil || apierrors.IsNotFound(err):
 		return errors.New("whoever answers has no list of API groups: it is no API server")
