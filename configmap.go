@@ -196,11 +196,12 @@ func (c *cluster) retry(ctx context.Context) {
 	}
 }
 
-// forgive forgets what was refused, and reports whether anything was.
+// forgive forgets what was refused, and reports whether anything was, or what there is is not in force for another reason: then it is
+// time to try again.
 func (c *cluster) forgive() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	some := c.named.refused != nil
+	some := c.named.refused != nil || !c.told
 	c.named.refused = nil
 	for _, t := range c.texts {
 		some = some || t.refused != nil

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 
@@ -33,7 +34,8 @@ func (s *site) discovery(cfg *config.Config) (discovery, error) {
 		d.Endpoints[file.Source(path)] = l.Over(s.names.Told(file.Source(path)), s.log)
 	}
 	var wrong []error
-	for path, by := range discoveries(cfg) {
+	named := discoveries(cfg)
+	for _, path := range slices.Sorted(maps.Keys(named)) {
 		d.files[path] = true
 		data, err := file.Read(path)
 		var l file.List
@@ -48,7 +50,7 @@ func (s *site) discovery(cfg *config.Config) (discovery, error) {
 			put(path, l)
 		case s.sources[path]: // whoever follows the file tells of it, and what it said stays
 		case s.lanes != nil:
-			wrong = append(wrong, &unfit{by, err})
+			wrong = append(wrong, &unfit{named[path], err})
 		default:
 			s.log.Error("endpoints file", slog.Any("error", err))
 			d.unread[path] = true

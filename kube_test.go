@@ -339,6 +339,9 @@ func TestInClusterNotInForce(t *testing.T) {
 	if v := c.take(t.Context(), []*kube.Object{objectiveObject("new", `{"priority":7,"poolRefs":[{"name":"pool"}]}`), poolObject()}); len(v[0].Pools) > 0 {
 		t.Errorf("it counts for %v", v[0].Pools)
 	}
+	if !c.forgive() {
+		t.Error("it is not to be tried again, though nothing that is new is to blame")
+	}
 }
 
 // What changes nothing, such as a status, is not read again.

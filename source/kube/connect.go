@@ -63,7 +63,7 @@ type clients struct {
 
 	metadata metadata.Interface // of nodes
 
-	listed atomic.Int64 // when there was last a list of API groups, Unix nanoseconds
+	listed atomic.Pointer[time.Time] // when there was last a list of API groups; nil for never
 }
 
 func newClients(c *rest.Config) (*clients, error) {
@@ -131,14 +131,15 @@ func (c *clients) discover(ctx context.Context, path string, into any) (err erro
 // stranger is an error when not even the groups of an API server are found: then somebody else answers, such as a load balancer before
 // one that is away. Kinds that are not there are asked for all the time, so that one answer is for all who ask within a moment.
 func (c *clients) stranger(ctx context.Context) error {
-	if time.Since(time.Unix(0, c.listed.Load())) < absentPoll {
+	if last := c.listed.Load(); last != nil && time.Since(*last) < absentPoll {
 		return nil
 	}
 	var groups struct{ Kind string }
 	raw, err := c.core.Get().MaxRetries(0).AbsPath("/apis").SetHeader("Accept", "application/json").Do(ctx).Raw()
 	switch {
 	case apierrors.IsForbidden(err), err == nil && json.Unmarshal(raw, &groups) == nil && groups.Kind == "APIGroupList":
-		c.listed.Store(time.Now().UnixNano())
+		now := time.Now()
+		c.listed.Store(&now)
 		return nil
 	case err == nil || apierrors.IsNotFound(err):
 		return errors.New("whoever answers has no list of API groups: it is no API server")

@@ -453,6 +453,9 @@ func (c *Cluster) unknown() error {
 		pools.add(settled, cmp.Or(why, fmt.Sprintf("the pools of %s are not known yet", (&feed{cluster: s.namespace == "", namespace: s.namespace}).where())))
 	}
 	of, _ := c.poolsByNamespace()
+	if c.single() { // whose pods are followed before there is a pool
+		of = map[string][]pool{c.opt.Pool.Namespace: nil}
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for namespace := range of {

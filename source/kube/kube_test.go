@@ -212,6 +212,24 @@ func TestReadyEarly(t *testing.T) {
 	}
 }
 
+// A picker whose pool comes late is ready when the pods are known, too.
+func TestReadyLate(t *testing.T) {
+	s := newServer(t)
+	s.forbid("pods", "a")
+	w := follow(t, s, single)
+	unready := func(why string) func() bool {
+		return func() bool { err := w.c.Ready(); return err != nil && strings.Contains(err.Error(), why) }
+	}
+	w.until("the reason", unready("may not list pods"))
+	s.put(aPool, "a", "p", "x")
+	w.until("the pool", func() bool { return w.object("InferencePool a/p") != nil })
+	if !unready("may not list pods")() {
+		t.Errorf("got %v", w.c.Ready())
+	}
+	s.with(func() { clear(s.forbidden) })
+	w.until("readiness", func() bool { return w.c.Ready() == nil })
+}
+
 // A namespace that comes while we run, and whose pods are not known, takes nothing from those that are.
 func TestReadyStays(t *testing.T) {
 	s := newServer(t)
