@@ -754,7 +754,15 @@ func restarts(t *testing.T, engines []*engine) {
 	forgot(listens)
 	again(engines[0])
 	forgot(dials)
+	before := dials.cache(t).of(t, engines[1].addr).Engine
 	dials.again(t)
-	dials.ready(t).finds(t, chat, prompt, 256, plenty)
+	dials.ready(t)
+	rig.Eventually(t, "the replay", func() error {
+		if h := dials.cache(t).of(t, engines[1].addr); h.Engine < before {
+			return fmt.Errorf("want %d blocks: %+v", before, h)
+		}
+		return nil
+	})
+	dials.finds(t, chat, prompt, 256, plenty)
 	forgot(listens)
 }
