@@ -347,12 +347,8 @@ func (c *cluster) configMaps() (list []observe.ConfigMapView) {
 	if c.main == (kube.MapRef{}) || slices.ContainsFunc(c.objects, c.main.Is) {
 		return list
 	}
-	t := c.texts[c.main.ID]
-	if t == nil {
-		t = &mapText{}
-	}
 	return append(list, observe.ConfigMapView{
-		Namespace: c.main.Namespace, Name: c.main.Name, Key: c.main.Key, State: t.state(), Errors: []string{"there is no such ConfigMap"},
+		Namespace: c.main.Namespace, Name: c.main.Name, Key: c.main.Key, State: c.text(c.main.ID).state(), Errors: []string{"there is no such ConfigMap"},
 	})
 }
 

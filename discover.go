@@ -174,14 +174,15 @@ func (r *reloading) again(ctx context.Context) ([]string, error) {
 	next, problems := r.reload()
 	all := problems
 	defer func() { r.hold(all) }()
-	if next != nil && next.Digest == r.current.Digest && r.cluster == nil {
+	unchanged := next != nil && next.Digest == r.current.Digest
+	if unchanged && r.cluster == nil {
 		return r.watched(r.current), nil
 	}
 	if r.cluster != nil { // objects come and go one by one
 		problems, r.said = news(problems, r.said)
 	}
 	logProblems(r.log, problems)
-	if next != nil && next.Digest == r.current.Digest {
+	if unchanged {
 		if r.cluster != nil {
 			r.cluster.keep()
 		}

@@ -173,20 +173,23 @@ func (l *loader) file(path string) {
 		return
 	}
 	l.read[abs] = true
-	f, err := os.Open(path)
-	if err != nil {
-		l.cfg.Files = append(l.cfg.Files, abs)
-		l.unreadable(path, err)
-		return
-	}
-	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	data, err := readFile(path)
 	if err != nil {
 		l.cfg.Files = append(l.cfg.Files, abs)
 		l.unreadable(path, err)
 		return
 	}
 	l.text(FileText{Name: path, Path: abs, Data: data})
+}
+
+// readFile is what a file says; of one that is too long a byte more than it may have.
+func readFile(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, maxFile+1))
 }
 
 // text takes what a file says.

@@ -450,7 +450,7 @@ func (c *Cluster) unknown() error {
 	var pools, pods places
 	for _, s := range c.pools {
 		settled, why := s.state()
-		pools.add(settled, cmp.Or(why, fmt.Sprintf("the pools of %s are not known yet", (&feed{cluster: s.namespace == "", namespace: s.namespace}).where())))
+		pools.add(settled, cmp.Or(why, fmt.Sprintf("the pools of %s are not known yet", place(s.namespace, "the cluster"))))
 	}
 	of, _ := c.poolsByNamespace()
 	if c.single() { // whose pods are followed before there is a pool

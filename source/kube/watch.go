@@ -68,13 +68,18 @@ type trouble struct {
 
 // where names the place of a feed in a sentence.
 func (f *feed) where() string {
-	switch {
-	case f.cluster:
+	if f.cluster {
 		return "the cluster"
-	case f.namespace == "":
-		return "all namespaces"
 	}
-	return "namespace " + f.namespace
+	return place(f.namespace, "all namespaces")
+}
+
+// place names a namespace in a sentence, or where there is none, all.
+func place(namespace, all string) string {
+	if namespace == "" {
+		return all
+	}
+	return "namespace " + namespace
 }
 
 // state reports whether the first list came, and what is wrong now.
